@@ -1,0 +1,134 @@
+"""What a rule found: the plain, frozen data that passes between the stages of a scan and a fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Severity(str, Enum):
+    """What happens on the target when the line runs."""
+
+    ERROR = "error"
+    """It raises."""
+    SILENT = "silent"
+    """It runs, and the result is wrong or the line has no effect."""
+    PORT = "port"
+    """It works for one loader class or model family and fails for others."""
+    WARN = "warn"
+    """It is deprecated and still works."""
+
+
+class Confidence(str, Enum):
+    """How sure the facts are that the receiver is what the rule takes it for."""
+
+    PROVEN = "proven"
+    LIKELY = "likely"
+    GUESS = "guess"
+
+
+class Applicability(str, Enum):
+    """Whether the fix of one finding may be applied without a person looking at it."""
+
+    SAFE = "safe"
+    """Unchanged on the architecture the code was written for, and right on the new one."""
+    UNSAFE = "unsafe"
+    """Right in the cases known; applied with `--unsafe` only."""
+    DISPLAY_ONLY = "display-only"
+    """No edit: the message says what to do."""
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A stretch of one file's decoded text.
+
+    `start` and `end` are code-point offsets into the decoded text (the byte-order mark not counted, newlines
+    as they stand in the file); lines and columns count from 1, columns in code points, the end exclusive.
+    """
+
+    start: int
+    end: int
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """Replace the text between two code-point offsets of the decoded source. `start == end` inserts."""
+
+    start: int
+    end: int
+    replacement: str
+
+
+@dataclass(frozen=True, order=True)
+class Import:
+    """`from module import name`: what a fix's replacement text needs to find bound in its module."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Fix:
+    """The edits that mend one finding, applied together or not at all."""
+
+    edits: tuple[Edit, ...]
+    applicability: Applicability
+    reason: str
+    """Why it is safe or not, in a sentence a reviewer can check."""
+    imports: tuple[Import, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place that breaks on the target, and what is known about it."""
+
+    code: str
+    slug: str
+    kind: str
+    """The label kind's name, such as `cache-crop`; the slug for rules beyond those kinds."""
+    path: str
+    """Relative to the scanned root, with forward slashes."""
+    span: Span
+    expr: str
+    message: str
+    """The problem, then the remedy."""
+    severity: Severity
+    confidence: Confidence
+    evidence: tuple[str, ...]
+    """What the confidence rests on, one `path:line: fact` each."""
+    fix: Fix | None = None
+    no_fix_reason: str = ""
+    """Why there is no edit, where `fix` is None."""
+
+    @property
+    def applicability(self) -> Applicability:
+        return self.fix.applicability if self.fix else Applicability.DISPLAY_ONLY
+
+    @property
+    def sort_key(self) -> tuple[str, int, int, str]:
+        return (self.path, self.span.start, self.span.end, self.code)
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable JSON form: names stay, more may be added."""
+        return {
+            "code": self.code,
+            "slug": self.slug,
+            "kind": self.kind,
+            "path": self.path,
+            "line": self.span.line,
+            "column": self.span.column,
+            "end_line": self.span.end_line,
+            "end_column": self.span.end_column,
+            "expr": self.expr,
+            "severity": self.severity.value,
+            "confidence": self.confidence.value,
+            "applicability": self.applicability.value,
+            "fix_reason": self.fix.reason if self.fix else self.no_fix_reason,
+            "message": self.message,
+            "evidence": list(self.evidence),
+        }
