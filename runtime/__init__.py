@@ -1,0 +1,15 @@
+"""What patched forks call: caches that can go back, and the real places inside any model."""
+
+from ddaudit.runtime.architecture import decoder_layers, final_norm, layer_output, stop_token_ids, text_config
+from ddaudit.runtime.cache import crop_cache, keep_in_cache, make_cache
+
+__all__ = [
+    "crop_cache",
+    "decoder_layers",
+    "final_norm",
+    "keep_in_cache",
+    "layer_output",
+    "make_cache",
+    "stop_token_ids",
+    "text_config",
+]

@@ -1,0 +1,328 @@
+"""A Transformers cache for any architecture that can verify a block or a tree of tokens and go back, exactly."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import cache_utils
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+
+from ddaudit.runtime import takeover
+from ddaudit.runtime.architecture import decoder, text_config, unwrap
+from ddaudit.runtime.history import History, Tokens
+from ddaudit.runtime.layers import GatedDeltaLayer, keep_attention_window
+from ddaudit.runtime.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+    from transformers.cache_utils import Cache
+
+
+# The stand-in for layers that keep nothing (shared K/V, MoE-only layers) came with 5.18.
+_STATELESS = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))
+_UNFINISHED = "an earlier forward with this cache did not finish: its state is lost, make a new cache"
+
+
+class VerifiableCache(DynamicCache):
+    """A `DynamicCache` whose last window stays open until it is closed, or the next forward keeps all of it.
+
+    Make one with `make_cache`. Where a layer forgets (recurrent, sliding window), token ids are remembered, so that
+    going back over a closed window can replay them from an empty state.
+    """
+
+    def __init__(self, model: nn.Module, max_length: int | None = None) -> None:
+        model = unwrap(model)
+        super().__init__(config=model.config)
+        self.layers = _fresh_layers(model)
+        self.max_length = max_length
+        self.window: Window | None = None
+        self._model = weakref.ref(model)
+        self._forward_of: int | None = None
+        self._history = History()
+        self._feeding: Tokens | None = None
+
+    @property
+    def recurrent_layers(self) -> list[GatedDeltaLayer]:
+        return [layer for layer in self.layers if isinstance(layer, GatedDeltaLayer)]
+
+    @property
+    def _sliding(self) -> list[DynamicSlidingWindowLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+
+    @property
+    def _forgets(self) -> bool:
+        """Whether a layer drops what going back over a closed window would need."""
+        return bool(self.recurrent_layers or self._sliding)
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    # -- the forward ------------------------------------------------------------------------------------------
+
+    def open_window(self, module: nn.Module, kwargs: dict[str, Any]) -> None:
+        """Called by the hooks of `takeover` before a forward of the model, then of its decoder; edits `kwargs`."""
+        outermost = self._forward_of is None or self._forward_of == id(module)
+        if outermost:
+            if self._forward_of is not None:
+                raise RuntimeError(_UNFINISHED)
+            self._settle()
+            self._forward_of = id(module)
+            self._start_window(kwargs)
+        if self._sliding and module is decoder(self._live_model()):
+            self._mask_sliding_layers(kwargs)
+
+    def _start_window(self, kwargs: dict[str, Any]) -> None:
+        ids = kwargs.get("input_ids")
+        fed = ids if ids is not None else kwargs["inputs_embeds"]
+        start, length = self.get_seq_length(), fed.shape[1]
+        if self.max_length is not None and start + length > self.max_length:
+            raise ValueError(
+                f"this forward would fill the cache to {start + length} tokens, but it was made for "
+                f"max_length={self.max_length}"
+            )
+        mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+            self._refuse_flash_attention()
+            needs_tree = bool(self.recurrent_layers or self._sliding)
+            window = Window.from_mask(mask, start, length) if needs_tree else Window(start, length, None)
+        else:
+            if isinstance(mask, torch.Tensor) and self.recurrent_layers and not bool(mask.all()):
+                raise ValueError(
+                    "the attention mask marks padding, which a recurrent layer would fold into its state: "
+                    "decode prompts of different lengths one by one"
+                )
+            window = Window.chain(start, length)
+        if positions is None and window.parents is not None and not window.is_chain:
+            kwargs["position_ids"] = positions = start + torch.tensor([window.depths], device=fed.device)
+        self.window = window
+        self._feeding = None if ids is None or kwargs.get("pixel_values") is not None else Tokens(ids, positions)
+        for layer in self.recurrent_layers:
+            layer.open(window)
+
+    def forward_done(self, module: nn.Module) -> None:
+        if self._forward_of == id(module):
+            self._forward_of = None
+
+    def _mask_sliding_layers(self, kwargs: dict[str, Any]) -> None:
+        # Research code builds one mask for all layers; Transformers takes one for each layer type.
+        mask, window = kwargs.get("attention_mask"), self.window
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or window is None:
+            return
+        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        size = self._sliding[0].sliding_window
+        at = window.start + torch.tensor(window.depths, device=mask.device)
+        keys = torch.cat([torch.arange(window.start, device=mask.device), at])
+        near = at[:, None] - keys[None, :] < size
+        sliding = (visible & near)[..., max(window.start - size + 1, 0) :]
+        if mask.dtype != torch.bool:
+            sliding = torch.zeros_like(sliding, dtype=mask.dtype).masked_fill(~sliding, torch.finfo(mask.dtype).min)
+        by_type = {"full_attention": mask, "sliding_attention": sliding}
+        kwargs["attention_mask"] = sliding if len(self._sliding) == len(self.layers) else by_type
+
+    def _refuse_flash_attention(self) -> None:
+        implementation = str(getattr(text_config(self._live_model()), "_attn_implementation", ""))
+        if "flash" in implementation:
+            raise ValueError(
+                f"`{implementation}` cannot take a tree mask and would ignore it: load the target with "
+                'attn_implementation="sdpa"'
+            )
+
+    # -- going back -------------------------------------------------------------------------------------------
+
+    def close_window(self, indices: Sequence[int]) -> None:
+        """Keep the window's nodes `indices`, a path from the committed tokens, and forget the others.
+
+        Raises:
+            ValueError: where there is no open window, or `indices` is no path and a layer needs one.
+        """
+        if self._forward_of is not None:
+            raise RuntimeError(_UNFINISHED)
+        window = self.window
+        if window is None:
+            raise ValueError("no window is open: it was closed already, or no forward has run with this cache")
+        if self.recurrent_layers:
+            window.check_path(indices)
+        history = self._history.extended(self._feeding, indices) if self._forgets else self._history
+        if len(indices) < window.length and any(layer.folds_window for layer in self.recurrent_layers):
+            self._replay(history, window.start + len(indices))
+        else:
+            self._close_layers(window.length, indices)
+            self._history, self.window = history, None
+
+    def _close_layers(self, length: int, indices: Sequence[int]) -> None:
+        paths: dict[torch.device, torch.Tensor] = {}
+        for layer in self.layers:
+            device = getattr(layer, "device", None)
+            if device is None:
+                continue
+            if device not in paths:
+                paths[device] = torch.tensor(indices, dtype=torch.long, device=device)
+            if isinstance(layer, GatedDeltaLayer):
+                layer.close(paths[device])
+            elif isinstance(layer, DynamicLayer):
+                keep_attention_window(layer, length, paths[device])
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens, exactly.
+
+        Raises:
+            ValueError: where `length` is more than the cache holds, or the tokens to replay were not seen.
+        """
+        if self._forward_of is not None:
+            raise RuntimeError(_UNFINISHED)
+        held = self.get_seq_length()
+        if not 0 <= length <= held:
+            raise ValueError(f"cannot keep {length} tokens of a cache that holds {held}")
+        if self.window is not None and length >= self.window.start:
+            self.close_window(range(length - self.window.start))
+        elif length < held and self._forgets:
+            self._replay(self._history, length)
+        elif length < held:
+            self._close_layers(held - length, [])
+            self.window = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Transformers' own call, for code not yet ported: a count to remove if at most 0, else a length to keep."""
+        self.truncate(tokens_to_remove if tokens_to_remove > 0 else self.get_seq_length() + tokens_to_remove)
+
+    def reset(self) -> None:
+        # Made anew: up to 5.17 a stock layer's `reset` zeroes its entries and keeps counting them.
+        self.layers = _fresh_layers(self._live_model())
+        self.window, self._forward_of, self._history = None, None, History()
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self._settle()
+        super().reorder_cache(beam_idx)
+        self._history = self._history.reordered(beam_idx)
+
+    def _settle(self) -> None:
+        window = self.window
+        if window is None:
+            return
+        if self.recurrent_layers and not window.is_chain:
+            raise ValueError(
+                "a tree of tokens is still open, and a recurrent layer cannot keep all its branches: "
+                "call `keep_in_cache` with the accepted nodes, or `crop_cache`, before the next forward"
+            )
+        self.close_window(range(window.length))
+
+    def _replay(self, history: History, length: int) -> None:
+        tokens = history.first(length)
+        self.reset()
+        if length == 0:
+            return
+        stack = decoder(self._live_model())
+        kwargs = {"input_ids": tokens.ids, "position_ids": tokens.positions, takeover.cache_argument(stack): self}
+        with torch.no_grad():
+            stack(**kwargs, use_cache=True)
+        self._settle()
+
+    def _live_model(self) -> nn.Module:
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model this cache was made for is gone")
+        return model
+
+
+def _fresh_layers(model: nn.Module) -> list[Any]:
+    mixers = takeover.install(model)
+    stock = DynamicCache(config=model.config).layers
+    return [_verifiable(layer, index, mixers, model) for index, layer in enumerate(stock)]
+
+
+def _verifiable(layer: Any, index: int, mixers: dict[int, type[nn.Module]], model: nn.Module) -> Any:
+    if type(layer) is LinearAttentionLayer and index in mixers:
+        return GatedDeltaLayer(layer.number_of_states)
+    if type(layer) is DynamicSlidingWindowLayer and _layer_type(model, index) != "chunked_attention":
+        layer.activate_past_recording()
+        return layer
+    if type(layer) in (DynamicLayer, *_STATELESS):
+        return layer
+    raise NotImplementedError(
+        f"layer {index} of {type(model).__name__} (`{_layer_type(model, index)}`, cached as {type(layer).__name__}) "
+        "has no exact way to verify and take back tokens here, and is not run approximately"
+    )
+
+
+def _layer_type(model: nn.Module, index: int) -> str:
+    types = getattr(text_config(model), "layer_types", None)
+    return types[index] if types else "attention"
+
+
+def make_cache(model: nn.Module, max_length: int | None = None) -> VerifiableCache:
+    """A cache for `model`, whatever its architecture, that can verify a block or a tree of tokens and go back.
+
+    Prepares the model once (forward hooks; recurrent mixers run the stock code with tree-aware kernels). Forwards
+    without such a cache stay as they were.
+
+    Args:
+        model: any Transformers decoder, wrapped or not.
+        max_length: most tokens the cache may hold; a forward beyond it raises.
+
+    Raises:
+        NotImplementedError: for a layer kind without an exact method, naming the layer.
+    """
+    return VerifiableCache(model, max_length)
+
+
+def crop_cache(cache: Cache, length: int) -> None:
+    """Keep the first `length` tokens of a cache, exactly, on every layer kind and Transformers release.
+
+    Takes caches of `make_cache` and stock ones. `Cache.crop` itself took a length up to Transformers 5.17 and takes
+    a negative count since.
+
+    Raises:
+        ValueError: where the cache holds fewer tokens, or a stock cache has recurrent layers.
+    """
+    if isinstance(cache, VerifiableCache):
+        cache.truncate(length)
+        return
+    held = cache.get_seq_length()
+    if not 0 <= length <= held:
+        raise ValueError(f"cannot keep {length} tokens of a cache that holds {held}")
+    _refuse_recurrent(cache)
+    if length < held:
+        cache.crop(length - held)
+
+
+def keep_in_cache(cache: Cache, past_length: int, indices: Sequence[int] | torch.Tensor) -> None:
+    """After a tree round, keep the accepted nodes of the last window, exactly, on every layer kind.
+
+    Args:
+        cache: of `make_cache`, or a stock one with attention layers only.
+        past_length: tokens the cache held before the window.
+        indices: the accepted nodes in order, counted within the window: a path from the committed tokens.
+
+    Raises:
+        ValueError: where the window does not start at `past_length`, `indices` is no path of it and a layer needs
+            one, or a stock cache has recurrent layers.
+    """
+    nodes = indices.tolist() if isinstance(indices, torch.Tensor) else list(indices)
+    if isinstance(cache, VerifiableCache):
+        if cache.window is None or cache.window.start != past_length:
+            found = "no window is open" if cache.window is None else f"the open window starts at {cache.window.start}"
+            raise ValueError(f"asked to keep nodes of the window after {past_length} tokens, but {found}")
+        cache.close_window(nodes)
+        return
+    _refuse_recurrent(cache)
+    length = cache.get_seq_length() - past_length
+    if any(not 0 <= node < length for node in nodes):
+        raise ValueError(f"kept nodes {nodes} are not all inside the window of {length} nodes after {past_length}")
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer) and layer.cumulative_length >= layer.sliding_window:
+            raise ValueError("a sliding-window layer of this cache has dropped what a tree needs: use `make_cache`")
+        if isinstance(layer, DynamicLayer):
+            keep_attention_window(layer, length, torch.tensor(nodes, dtype=torch.long, device=layer.keys.device))
+
+
+def _refuse_recurrent(cache: Cache) -> None:
+    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
+        raise ValueError(
+            "this cache has recurrent layers, whose state holds every token fed and cannot be cut: "
+            "make it with `make_cache(model)`"
+        )

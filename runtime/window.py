@@ -1,0 +1,153 @@
+"""The window: what one forward appended to a cache, as a tree of tokens that can still be taken back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = -1
+"""The parent of a node that directly follows the committed tokens."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The nodes of one forward, in the order they were fed, and where they hang.
+
+    A chain (plain decoding, a draft block) is the tree in which each node's parent is the node before it.
+    `parents` is None when the forward's 4-D mask was not read, which only pure attention allows.
+    """
+
+    start: int
+    """Committed tokens before the window."""
+    length: int
+    parents: tuple[int, ...] | None
+
+    @classmethod
+    def chain(cls, start: int, length: int) -> Window:
+        return cls(start, length, tuple(range(ROOT, length - 1)))
+
+    @classmethod
+    def from_mask(cls, mask: torch.Tensor, start: int, length: int) -> Window:
+        """Read the tree out of the 4-D attention mask that research code passes for tree verification.
+
+        Args:
+            mask: `[batch or 1, heads or 1, length, start + length]`; boolean (True: visible) or additive
+                (0: visible, a large negative number: hidden).
+
+        Raises:
+            ValueError: where the mask is no tree over the window: rows differ over batch or heads, committed
+                tokens are hidden, a node sees a later one, or what it sees is not its parent's view and itself.
+        """
+        if mask.shape[-2:] != (length, start + length):
+            raise ValueError(
+                f"the 4-D attention mask is {tuple(mask.shape)}, but this forward appends {length} tokens to "
+                f"{start} cached ones: its last two sizes must be ({length}, {start + length})"
+            )
+        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        visible = visible.flatten(0, 1)
+        if len(visible) > 1 and not bool((visible == visible[:1]).all()):
+            raise ValueError("the 4-D attention mask differs between rows of the batch or heads: one tree is needed")
+        sees_past = visible[0, :, :start].all(dim=-1, keepdim=True)
+        # One copy to the host for the whole window, whatever the context's length.
+        read = torch.cat([visible[0, :, start:], sees_past], dim=-1).cpu()
+        if not bool(read[:, -1].all()):
+            raise ValueError(
+                "the 4-D attention mask hides committed tokens, which a recurrent layer cannot: "
+                "its state already holds them"
+            )
+        tree = read[:, :-1]
+        earlier = torch.tril(tree, diagonal=-1)
+        # The parent is the latest node seen; position 0 stands for the root.
+        parents = (earlier * torch.arange(1, length + 1)).amax(dim=-1) - 1
+        with_root = torch.cat([torch.zeros(1, length, dtype=torch.bool), tree])
+        if not torch.equal(tree, with_root[parents + 1] | torch.eye(length, dtype=torch.bool)):
+            raise ValueError(
+                "the 4-D attention mask is not a tree in which parents come first: every node must see itself "
+                "and exactly what its parent sees"
+            )
+        return cls(start, length, tuple(parents.tolist()))
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, self.length - 1))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the committed tokens: 0 for a node that follows them directly."""
+        depths: list[int] = []
+        for parent in self._known_parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def _known_parents(self) -> tuple[int, ...]:
+        if self.parents is None:
+            raise ValueError("this window's 4-D mask was not read: no tree is known for it")
+        return self.parents
+
+    def ancestors(self, device: torch.device) -> torch.Tensor:
+        """`[length, length]` boolean: row i is True at i and at every node on its path from the root."""
+        if device not in self._ancestors:
+            if self.is_chain:
+                tree = torch.ones(self.length, self.length, dtype=torch.bool).tril()
+            else:
+                tree = torch.eye(self.length, dtype=torch.bool)
+                for node, parent in enumerate(self._known_parents):
+                    if parent != ROOT:
+                        tree[node] |= tree[parent]
+            self._ancestors[device] = tree.to(device)
+        return self._ancestors[device]
+
+    def taps(self, kernel_size: int, device: torch.device) -> torch.Tensor:
+        """`[length, kernel_size]`: where a causal convolution reads for each node, oldest first.
+
+        The indices point into the last `kernel_size` committed inputs followed by the window's own.
+        """
+        key = (kernel_size, device)
+        if key not in self._taps:
+            rows = []
+            for node in range(self.length):
+                row, at = [], node
+                for _ in range(kernel_size):
+                    row.append(kernel_size + at)
+                    # ROOT is -1: from there the walk goes on backwards through the committed inputs.
+                    at = self._known_parents[at] if at >= 0 else at - 1
+                rows.append(row[::-1])
+            self._taps[key] = torch.tensor(rows, dtype=torch.long, device=device)
+        return self._taps[key]
+
+    # One window serves all layers of a model: what depends on the tree alone is made once per device.
+    @cached_property
+    def _ancestors(self) -> dict[torch.device, torch.Tensor]:
+        return {}
+
+    @cached_property
+    def _taps(self) -> dict[tuple[int, torch.device], torch.Tensor]:
+        return {}
+
+    def check_path(self, indices: Sequence[int]) -> None:
+        """Refuse `indices` that are not a path of nodes hanging on the committed tokens.
+
+        Raises:
+            ValueError: naming the first node that does not follow the one before it.
+        """
+        before = ROOT
+        for node in indices:
+            if not 0 <= node < self.length:
+                raise ValueError(f"node {node} is outside the window of {self.length} nodes that is open")
+            if self._known_parents[node] != before:
+                raise ValueError(
+                    f"kept nodes {list(indices)} are no path: node {node} follows "
+                    f"{self._known_parents[node]}, not {before} ({ROOT} stands for the committed tokens)"
+                )
+            before = node
