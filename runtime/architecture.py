@@ -85,9 +85,20 @@ def final_norm(model: nn.Module) -> nn.Module:
     raise ValueError(f"{type(stack).__name__} has no final norm under any of the names {', '.join(_FINAL_NORMS)}")
 
 
-def keep_residual(norm: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
-    """Forward hook of the final norm: lets `layer_output` find the last layer's output behind the normed state."""
-    setattr(output, _RESIDUAL, args[0])
+def keep_residual(stack: nn.Module, norm: nn.Module) -> None:
+    """Hook a decoder so that `layer_output` finds the last layer's output behind the normed state it returns."""
+    residual: list[torch.Tensor] = []
+
+    def before_norm(module: nn.Module, args: tuple[Any, ...]) -> None:
+        residual[:] = args[:1]
+
+    # On the decoder's own output: GPT-2 returns a view of what its norm returned.
+    def after_stack(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if residual:
+            setattr(output[0], _RESIDUAL, residual.pop())
+
+    norm.register_forward_pre_hook(before_norm)
+    stack.register_forward_hook(after_stack)
 
 
 def layer_output(outputs: Any, layer_id: int) -> torch.Tensor:

@@ -40,7 +40,7 @@ def install(model: nn.Module) -> dict[int, type[nn.Module]]:
         for module in {model, stack}:
             module.register_forward_pre_hook(_before_forward, with_kwargs=True)
             module.register_forward_hook(_after_forward, with_kwargs=True)
-        final_norm(model).register_forward_hook(keep_residual)
+        keep_residual(stack, final_norm(model))
         mixers = {}
         for module in stack.modules():
             kernels = _gated_delta_kernels(module)
