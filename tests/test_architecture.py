@@ -28,6 +28,14 @@ def states(model, **kwargs):
     return model(torch.arange(1, 10)[None], output_hidden_states=True, **kwargs)
 
 
+def watched(layers):
+    """The list that each layer's output will be appended to."""
+    seen = []
+    for layer in layers:
+        layer.register_forward_hook(lambda m, args, out: seen.append(out[0] if isinstance(out, tuple) else out))
+    return seen
+
+
 def test_layers_and_norm_are_those_the_forward_uses(model):
     layers = decoder_layers(model)
     assert len(layers) == text_config(model).num_hidden_layers
