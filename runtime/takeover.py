@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddaudit.runtime.architecture import decoder, final_norm, keep_residual, unwrap
+from ddaudit.runtime.kernels import serve_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ def install(model: nn.Module) -> dict[int, type[nn.Module]]:
     """Prepare `model` for `VerifiableCache`, once; returns the mixer class of each layer with an exact method."""
     model = unwrap(model)
     if model not in _installed:
+        serve_cpu(model)
         stack = decoder(model)
         for module in {model, stack}:
             module.register_forward_pre_hook(_before_forward, with_kwargs=True)

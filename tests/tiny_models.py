@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
+from ddaudit.runtime.kernels import serve_cpu
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,6 +75,7 @@ def harden(model: nn.Module, seed: int = 0) -> nn.Module:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
             else:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[-1]))
+    serve_cpu(model)
     return model.eval()
 
 
