@@ -27,7 +27,7 @@ def serve_cpu(model: nn.Module) -> None:
             continue
         for name in forward.__code__.co_names:
             kernel = forward.__globals__.get(name)
-            if _KERNEL.search(name) and inspect.unwrap(kernel) is not kernel:
+            if kernel is not None and _KERNEL.search(name) and inspect.unwrap(kernel) is not kernel:
                 forward.__globals__[name] = _by_device(kernel)
 
 
