@@ -1,0 +1,119 @@
+"""Scanning: sources in, facts once, every rule in one visit of each file, findings out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.facts import FileFacts, learn
+from ddaudit.auditor.finding import Applicability, Confidence, Finding
+from ddaudit.auditor.rule import Rule, all_rules, select_rules
+from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
+from ddaudit.auditor.values import RANK
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+# What a file must mention for it to tell a rule anything about another file.
+FACT_MARKERS = ("torch", "transformers")
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """What a scan found, sorted, and what it could not examine."""
+
+    findings: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+    num_scanned: int
+
+    @property
+    def failed(self) -> tuple[Skipped, ...]:
+        return tuple(entry for entry in self.skipped if entry.is_failure)
+
+    def fixable(self, unsafe: bool = False) -> tuple[Finding, ...]:
+        """Findings that `fix` mends, with `--unsafe` or without."""
+        wanted = (Applicability.SAFE, Applicability.UNSAFE) if unsafe else (Applicability.SAFE,)
+        return tuple(finding for finding in self.findings if finding.fix and finding.applicability in wanted)
+
+    @property
+    def exit_code(self) -> int:
+        return 2 if self.failed else 1 if self.findings else 0
+
+
+def scan(
+    paths: Sequence[Path],
+    *,
+    select: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    min_confidence: Confidence = Confidence.LIKELY,
+) -> ScanResult:
+    """Scan files and folders together: facts of one file serve the others.
+
+    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule.
+    """
+    select_rules(select, ignore)
+    tree = read_tree(paths)
+    return scan_sources(tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence)
+
+
+def scan_sources(
+    sources: Mapping[str, SourceFile],
+    skipped: tuple[Skipped, ...] = (),
+    *,
+    select: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    min_confidence: Confidence = Confidence.LIKELY,
+) -> ScanResult:
+    """Scan texts in memory, by path. `skipped` is carried into the result."""
+    rules = select_rules(select, ignore)
+    trees: dict[str, ast.Module] = {}
+    failed: list[Skipped] = []
+    num_parsed = 0
+    for path, source in sorted(sources.items()):
+        try:
+            tree = source.parse()
+        except SyntaxError as error:
+            failed.append(Skipped(path, SkipReason.SYNTAX, f"line {error.lineno}: {error.msg}"))
+        except (ValueError, RecursionError, MemoryError) as error:
+            failed.append(Skipped(path, SkipReason.SYNTAX, str(error) or "nested too deeply"))
+        else:
+            num_parsed += 1
+            if _mentions(source, FACT_MARKERS) or any(_mentions(source, rule.markers) for rule in all_rules()):
+                trees[path] = tree
+    findings: list[Finding] = []
+    num_crashed = 0
+    if any(_mentions(sources[path], rule.markers) for path in trees for rule in rules):
+        for file in learn({path: (sources[path], tree) for path, tree in trees.items()}):
+            try:
+                found = list(_visit(file, rules))
+            except RecursionError:
+                num_crashed += 1
+                failed.append(Skipped(file.source.path, SkipReason.CRASH, "an expression is nested too deeply"))
+            else:
+                findings += (item for item in found if RANK[item.confidence] >= RANK[min_confidence])
+    return ScanResult(
+        findings=tuple(sorted(findings, key=lambda finding: finding.sort_key)),
+        skipped=tuple(sorted({*skipped, *failed})),
+        num_scanned=num_parsed - num_crashed,
+    )
+
+
+def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
+    return any(marker in source.text for marker in markers)
+
+
+def _visit(file: FileFacts, rules: Sequence[Rule]) -> Iterator[Finding]:
+    """One walk of the file; each rule sees the node types it asked for."""
+    interested: dict[type[ast.AST], list[Rule]] = defaultdict(list)
+    for rule in rules:
+        if _mentions(file.source, rule.markers):
+            for node_type in rule.nodes:
+                interested[node_type].append(rule)
+    if not interested:
+        return
+    for node in file.nodes:
+        for rule in interested.get(type(node), ()):
+            yield from rule.decide(node, file)

@@ -1,0 +1,307 @@
+"""One file's names: scopes, functions, classes, calls, and every place that gives a name a value."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from ddaudit.auditor.library import LOOKALIKES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.source import SourceFile
+
+ScopeNode: TypeAlias = (
+    ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ListComp | ast.SetComp
+    | ast.DictComp | ast.GeneratorExp
+)  # fmt: skip
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(eq=False)
+class Scope:
+    """Where names live. Identity is what counts."""
+
+    node: ScopeNode
+    parent: Scope | None
+    file: File
+    names: dict[str, list[ast.AST]] = field(default_factory=lambda: defaultdict(list))
+    """Names bound here, each with the nodes that bind it."""
+    globals: set[str] = field(default_factory=set)
+    outer: set[str] = field(default_factory=set)
+    function: Function | None = None
+    owner: Class | None = None
+
+    @property
+    def is_class(self) -> bool:
+        return isinstance(self.node, ast.ClassDef)
+
+    def find(self, name: str) -> Scope | None:
+        """The scope that a read of `name` here means; None for builtins and star imports."""
+        scope: Scope | None = self.file.scope if name in self.globals else self
+        first = True
+        while scope is not None:
+            if name in scope.names and (first or not scope.is_class) and not (first and name in scope.outer):
+                return scope
+            scope, first = scope.parent, False
+        return None
+
+    @property
+    def enclosing_function(self) -> Function | None:
+        scope: Scope | None = self
+        while scope is not None and scope.function is None:
+            scope = scope.parent
+        return scope.function if scope else None
+
+
+@dataclass(eq=False)
+class Function:
+    """A function, method or lambda of the repository."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    scope: Scope
+    owner: Class | None = None
+    """The class whose body defines it."""
+    decorators: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return "<lambda>" if isinstance(self.node, ast.Lambda) else self.node.name
+
+    @property
+    def positional(self) -> list[str]:
+        return [arg.arg for arg in (*self.node.args.posonlyargs, *self.node.args.args)]
+
+    @property
+    def takes_self(self) -> bool:
+        return self.owner is not None and "staticmethod" not in self.decorators
+
+    @property
+    def self_name(self) -> str:
+        return self.positional[0] if self.takes_self and self.positional else ""
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the repository."""
+
+    node: ast.ClassDef
+    scope: Scope
+    outer: Scope
+    methods: dict[str, Function] = field(default_factory=dict)
+
+
+# A name in a scope, an attribute of a class, what a function returns (whole, or one element), or a call.
+Variable: TypeAlias = tuple[str, object, object]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One way in which a variable gets a value."""
+
+    mode: str
+    """`value`, `item`, `iterate`, `iterate-item`, `annotation`, `import`, `function`, `class`, `self` or `call`."""
+    scope: Scope
+    expr: ast.expr | None = None
+    index: int = 0
+    target: object = None
+    """The Function or Class, or the import's `(module, name, level)`."""
+
+
+@dataclass(eq=False)
+class File:
+    """A parsed file with its names."""
+
+    source: SourceFile
+    tree: ast.Module
+    scope: Scope = field(init=False)
+    nodes: list[ast.AST] = field(default_factory=list)
+    """Every node, parents first, in the order of the text."""
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+    scopes: dict[ast.AST, Scope] = field(default_factory=dict)
+    """The scope in which each expression is evaluated."""
+    functions: list[Function] = field(default_factory=list)
+    classes: list[Class] = field(default_factory=list)
+    sources: list[tuple[Variable, Source]] = field(default_factory=list)
+    stars: list[tuple[str, int]] = field(default_factory=list)
+    packages: set[str] = field(default_factory=set)
+    """Top-level packages imported."""
+
+    @property
+    def is_lookalike(self) -> bool:
+        """Written for a framework whose models only look like Transformers'."""
+        return bool(self.packages & LOOKALIKES) and "transformers" not in self.packages
+
+
+def index(source: SourceFile, tree: ast.Module) -> File:
+    """Collect the names of one file in one walk, without recursion: long chains are no deeper than short ones."""
+    file = File(source, tree)
+    file.scope = Scope(tree, None, file)
+    collector = _Collector(file)
+    pending: list[tuple[ast.AST, Scope]] = [(tree, file.scope)]
+    while pending:
+        node, scope = pending.pop()
+        file.nodes.append(node)
+        file.scopes[node] = scope
+        children = list(collector.enter(node, scope))
+        for child, _ in children:
+            file.parents[child] = node
+        pending += reversed(children)
+    return file
+
+
+class _Collector:
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    def enter(self, node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+        """Record what `node` binds; yield its children, each with the scope it is evaluated in."""
+        if isinstance(node, FUNCTIONS):
+            yield from self._function(node, scope)
+            return
+        if isinstance(node, ast.ClassDef):
+            yield from self._class(node, scope)
+            return
+        if isinstance(node, COMPREHENSIONS):
+            scope = Scope(node, scope, self.file)
+        self._record(node, scope)
+        for child in ast.iter_child_nodes(node):
+            yield child, scope
+
+    def _function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope
+    ) -> Iterator[tuple[ast.AST, Scope]]:
+        inner = Scope(node, scope, self.file)
+        decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+        names = frozenset(ast.unparse(item).rpartition(".")[2] for item in decorators if _is_path(item))
+        function = Function(node, inner, scope.owner if scope.is_class else None, names)
+        inner.function = function
+        self.file.functions.append(function)
+        if isinstance(node, ast.Lambda):
+            self._add(("return", function, None), Source("value", inner, node.body))
+        else:
+            self._bind(scope, node.name, node, Source("function", scope, target=function))
+            if function.owner is not None:
+                function.owner.methods[node.name] = function
+        args = node.args
+        every = [*args.posonlyargs, *args.args, *args.kwonlyargs]
+        for arg in [*every, *filter(None, (args.vararg, args.kwarg))]:
+            inner.names[arg.arg].append(arg)
+        for arg in every:
+            if arg.annotation is not None:
+                self._add(("name", inner, arg.arg), Source("annotation", scope, arg.annotation))
+        defaults = [None] * (len(args.posonlyargs + args.args) - len(args.defaults)) + list(args.defaults)
+        for arg, default in zip(every, [*defaults, *args.kw_defaults], strict=True):
+            if default is not None:
+                self._add(("name", inner, arg.arg), Source("value", scope, default))
+        if function.self_name:
+            self._add(("name", inner, function.self_name), Source("self", inner, target=function))
+        for child in ast.iter_child_nodes(node):
+            in_body = isinstance(node, ast.Lambda) and child is node.body
+            if not isinstance(node, ast.Lambda):
+                in_body = isinstance(child, ast.stmt)
+            yield child, inner if in_body else scope
+
+    def _class(self, node: ast.ClassDef, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+        inner = Scope(node, scope, self.file)
+        owner = Class(node, inner, scope)
+        inner.owner = owner
+        self.file.classes.append(owner)
+        self._bind(scope, node.name, node, Source("class", scope, target=owner))
+        for child in ast.iter_child_nodes(node):
+            yield child, inner if isinstance(child, ast.stmt) else scope
+
+    def _record(self, node: ast.AST, scope: Scope) -> None:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._assign(target, Source("value", scope, value))
+            case ast.AnnAssign(target=target, annotation=annotation, value=value):
+                self._assign(target, Source("annotation", scope, annotation))
+                if value is not None:
+                    self._assign(target, Source("value", scope, value))
+            case ast.AugAssign(target=ast.Name(id=name)):
+                scope.names[name].append(node)
+            case ast.NamedExpr(target=target, value=value):
+                # A walrus inside a comprehension binds outside it.
+                while isinstance(scope.node, COMPREHENSIONS) and scope.parent:
+                    scope = scope.parent
+                self._assign(target, Source("value", scope, value))
+            case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
+                self._assign(target, Source("iterate", scope, iterable))
+            case ast.comprehension(target=target, iter=iterable):
+                self._assign(target, Source("iterate", scope, iterable))
+            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+                self._assign(target, Source("value", scope, value))
+            case ast.ExceptHandler(name=str(name)):
+                scope.names[name].append(node)
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                scope.names[name].append(node)
+            case ast.Global(names=names):
+                scope.globals.update(names)
+            case ast.Nonlocal(names=names):
+                scope.outer.update(names)
+            case ast.Return(value=ast.expr() as value) | ast.Yield(value=ast.expr() as value):
+                if (function := scope.enclosing_function) is not None:
+                    self._add(("return", function, None), Source("value", scope, value))
+                    if isinstance(value, ast.Tuple):
+                        for i, item in enumerate(value.elts):
+                            self._add(("return", function, i), Source("value", scope, item))
+            case ast.Call():
+                self._add(("call", node, None), Source("call", scope, node))
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    self.file.packages.add(alias.name.partition(".")[0])
+                    name = alias.asname or alias.name.partition(".")[0]
+                    module = alias.name if alias.asname else name
+                    self._bind(scope, name, node, Source("import", scope, target=(module, "", 0)))
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                if not level and module:
+                    self.file.packages.add(module.partition(".")[0])
+                for alias in aliases:
+                    if alias.name == "*":
+                        self.file.stars.append((module or "", level))
+                    else:
+                        origin = (module or "", alias.name, level)
+                        self._bind(scope, alias.asname or alias.name, node, Source("import", scope, target=origin))
+
+    def _assign(self, target: ast.expr, source: Source) -> None:
+        match target:
+            case ast.Name(id=name):
+                self._bind(source.scope, name, target, source)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr):
+                function = source.scope.enclosing_function
+                while function is not None and function.self_name != name:
+                    function = function.scope.parent.enclosing_function if function.scope.parent else None
+                if function is not None and function.owner is not None:
+                    self._add(("attribute", function.owner, attr), source)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                for i, element in enumerate(elements):
+                    if isinstance(element, ast.Starred):
+                        self._assign(element.value, Source("other", source.scope))
+                    elif source.mode in ("value", "iterate"):
+                        mode = "item" if source.mode == "value" else "iterate-item"
+                        self._assign(element, Source(mode, source.scope, source.expr, i))
+                    else:
+                        self._assign(element, Source("other", source.scope))
+
+    def _bind(self, scope: Scope, name: str, node: ast.AST, source: Source) -> None:
+        home = self.file.scope if name in scope.globals else scope
+        if name not in scope.outer:
+            home.names[name].append(node)
+        self._add(("name", home, name), source)
+        if scope.owner is not None and scope.is_class:
+            self._add(("attribute", scope.owner, name), source)
+
+    def _add(self, variable: Variable, source: Source) -> None:
+        self.file.sources.append((variable, source))
+
+
+def _is_path(node: ast.expr) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)

@@ -1,0 +1,228 @@
+"""Python files as text: found once, decoded without losing a byte, and the files that were not read, each with why."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import codecs
+import os
+import re
+import tokenize
+import warnings
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MAX_BYTES = 4 * 1024 * 1024
+NEWLINE = re.compile(r"\r\n|\r|\n")
+# Never source: nothing in them is worth a line in the report.
+MACHINERY = frozenset({".git", ".hg", ".svn", "__pycache__"}) | {
+    f".{tool}_cache" for tool in ("mypy", "pytest", "ruff")
+}
+EXCLUDED = frozenset(
+    {".eggs", ".ipynb_checkpoints", ".nox", ".tox", ".venv", "build", "dist", "env", "node_modules"}
+    | {"site-packages", "venv"}
+)
+
+
+class SkipReason(str, Enum):
+    """Why a file was not examined."""
+
+    SYNTAX = "syntax"
+    ENCODING = "encoding"
+    TOO_LARGE = "too large"
+    SYMLINK = "symlink"
+    EXCLUDED = "excluded"
+    UNREADABLE = "unreadable"
+    CRASH = "crash"
+
+
+@dataclass(frozen=True, order=True)
+class Skipped:
+    """A file or folder that was not examined."""
+
+    path: str
+    reason: SkipReason
+    detail: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """False only for what was left out by choice."""
+        return self.reason is not SkipReason.EXCLUDED
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file's decoded text: newlines as they stand, without the byte-order mark, which is kept beside it."""
+
+    path: str
+    """Relative to the root, with forward slashes."""
+    text: str
+    encoding: str = "utf-8"
+    bom: bool = False
+
+    def encode(self) -> bytes:
+        return (codecs.BOM_UTF8 if self.bom else b"") + self.text.encode(self.encoding)
+
+    def with_text(self, text: str) -> SourceFile:
+        return replace(self, text=text)
+
+    @cached_property
+    def line_starts(self) -> list[int]:
+        """Code-point offset of each line's first character, as the parser counts lines."""
+        return [0] + [match.end() for match in NEWLINE.finditer(self.text)]
+
+    def line(self, number: int) -> str:
+        """Text of a line, counted from 1, with its newline."""
+        starts = self.line_starts
+        return self.text[starts[number - 1] : starts[number] if number < len(starts) else None]
+
+    def offset(self, line: int, byte_column: int) -> int:
+        """Code-point offset of the parser's position: a line from 1 and a column in UTF-8 bytes from 0."""
+        text = self.line(line)
+        if text.isascii():
+            return self.line_starts[line - 1] + byte_column
+        return self.line_starts[line - 1] + len(text.encode()[:byte_column].decode())
+
+    def span(self, start: int, end: int) -> Span:
+        line, end_line = (bisect.bisect_right(self.line_starts, offset) for offset in (start, end))
+        starts = self.line_starts
+        return Span(start, end, line, start - starts[line - 1] + 1, end_line, end - starts[end_line - 1] + 1)
+
+    def parse(self) -> ast.Module:
+        """Syntax tree; raises SyntaxError, ValueError, RecursionError or MemoryError as the parser does."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return ast.parse(self.text)
+
+    @cached_property
+    def comments(self) -> list[int]:
+        """Offsets of the comments' `#`, in order."""
+        lines = (NEWLINE.sub("\n", self.line(n + 1)) for n in range(len(self.line_starts)))
+        found = []
+        try:
+            for token in tokenize.generate_tokens(lambda: next(lines, "")):
+                if token.type == tokenize.COMMENT:
+                    found.append(self.line_starts[token.start[0] - 1] + token.start[1])
+        except (tokenize.TokenError, SyntaxError):
+            # The parser took the file; a tokenizer that does not must not lose a comment.
+            return [match.start() for match in re.finditer("#", self.text)]
+        return found
+
+    def has_comment(self, start: int, end: int) -> bool:
+        at = bisect.bisect_left(self.comments, start)
+        return at < len(self.comments) and self.comments[at] < end
+
+
+def decode(path: str, data: bytes) -> SourceFile:
+    """Text of a file's bytes; raises SyntaxError or ValueError where they are not what the file declares."""
+    # By universal newlines: a lone CR ends the line that may declare the encoding.
+    lines = iter(data.splitlines(keepends=True))
+    declared, _ = tokenize.detect_encoding(lambda: next(lines, b""))
+    bom = data.startswith(codecs.BOM_UTF8)
+    encoding = "utf-8" if bom else declared
+    text = data[len(codecs.BOM_UTF8) if bom else 0 :].decode(encoding)
+    source = SourceFile(path, text, encoding, bom)
+    if source.encode() != data:
+        raise ValueError(f"bytes are not restored by the declared encoding {encoding}")
+    return source
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Every Python file below the given paths, read once."""
+
+    root: Path
+    sources: dict[str, SourceFile]
+    skipped: tuple[Skipped, ...]
+
+
+def read_tree(paths: Sequence[Path]) -> Tree:
+    """Files at or below `paths`. Paths of the result are relative to the one folder given, or to what they share.
+
+    Raises FileNotFoundError for a path that does not exist and ValueError where no Python file is found.
+    """
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
+    root = _root(paths)
+    sources: dict[str, SourceFile] = {}
+    skipped: dict[str, Skipped] = {}
+    for file in _discover(paths, root, skipped):
+        name = _relative(file, root)
+        if name in sources or name in skipped:
+            continue
+        try:
+            if (size := file.stat().st_size) > MAX_BYTES:
+                skipped[name] = Skipped(name, SkipReason.TOO_LARGE, f"{size} bytes, the limit is {MAX_BYTES}")
+                continue
+            sources[name] = decode(name, file.read_bytes())
+        except OSError as error:
+            skipped[name] = Skipped(name, SkipReason.UNREADABLE, error.strerror or str(error))
+        except (SyntaxError, ValueError, LookupError) as error:
+            skipped[name] = Skipped(name, SkipReason.ENCODING, str(error))
+    if not sources and not any(entry.is_failure for entry in skipped.values()):
+        raise ValueError(f"no Python file in {', '.join(map(str, paths))}")
+    return Tree(root, dict(sorted(sources.items())), tuple(sorted(skipped.values())))
+
+
+def _root(paths: Sequence[Path]) -> Path:
+    if len(paths) == 1 and paths[0].is_dir():
+        return paths[0].resolve()
+    folders = [path.resolve() if path.is_dir() else path.resolve().parent for path in paths]
+    here = Path.cwd().resolve()
+    if all(folder.is_relative_to(here) for folder in folders):
+        return here
+    return Path(os.path.commonpath(folders))
+
+
+def _relative(path: Path, root: Path) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
+def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) -> Iterator[Path]:
+    seen: set[Path] = set()
+    for path in paths:
+        # A link named by the caller is wanted; one met on the way must stay below the root.
+        pending = [path.resolve()]
+        while pending:
+            entry = pending.pop()
+            real = entry.resolve()
+            if entry.is_symlink() and not real.is_relative_to(root):
+                if entry.suffix == ".py" or real.is_dir():
+                    name = _relative(entry, root)
+                    skipped[name] = Skipped(name, SkipReason.SYMLINK, "it leaves the scanned folder")
+                continue
+            if real in seen:
+                continue
+            if entry.is_dir():
+                seen.add(real)
+                try:
+                    pending += _children(entry, root, skipped)
+                except OSError as error:
+                    name = _relative(entry, root)
+                    skipped[name] = Skipped(name, SkipReason.UNREADABLE, error.strerror or str(error))
+            elif entry.suffix == ".py" or entry == path.resolve():
+                seen.add(real)
+                yield entry
+
+
+def _children(folder: Path, root: Path, skipped: dict[str, Skipped]) -> Iterator[Path]:
+    # Links last, so that a file counts under its own name.
+    for child in sorted(folder.iterdir(), key=lambda child: (not child.is_symlink(), child.name), reverse=True):
+        if child.name in MACHINERY:
+            continue
+        excluded = child.name in EXCLUDED or child.name.endswith(".egg-info") or (child / "pyvenv.cfg").exists()
+        if excluded and child.is_dir():
+            name = _relative(child, root)
+            skipped[name] = Skipped(name, SkipReason.EXCLUDED, "not the repository's own source")
+        else:
+            yield child
