@@ -20,7 +20,7 @@ def main():
     parser.add_argument("--drafter", required=True)
     parser.add_argument("--prompts", type=Path, default=Path("prompts.txt"))
     parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--tree-budget", type=int, default=24)
+    parser.add_argument("--tree-budget", type=int, default=64)
     parser.add_argument("--diagnose", action="store_true")
     args = parser.parse_args()
 

@@ -66,7 +66,7 @@ def tree_generate(
     input_ids: torch.Tensor,
     max_new_tokens: int = 256,
     stop_token_ids: list[int] | None = None,
-    tree_budget: int = 24,
+    tree_budget: int = 64,
 ) -> Generation:
     clock = StageClock()
     width, mask_id = drafter.block_size, drafter.mask_token_id
