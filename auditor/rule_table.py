@@ -1,0 +1,63 @@
+"""The README's table of rules, made from the rules: `python -m ddaudit.auditor.rule_table README.md`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.rule import Bad, all_rules
+from ddaudit.auditor.source import SourceFile
+
+if TYPE_CHECKING:
+    from ddaudit.auditor.rule import Rule
+
+BEGIN = "<!-- rule table: python -m ddaudit.auditor.rule_table README.md -->"
+END = "<!-- end of rule table -->"
+
+
+def rule_table() -> str:
+    """One row a rule, as Markdown: code, slug, severity, the fixes its own examples get, what it finds."""
+    rows = ["| code | rule | what happens | fix | finds |", "|---|---|---|---|---|"]
+    for rule in all_rules():
+        cells = (rule.code, f"`{rule.slug}`", _severities(rule), _fixes(rule), _first_sentence(rule.page))
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def with_rule_table(text: str) -> str:
+    """`text` with the current table between its two markers; raises ValueError where it lacks them."""
+    begin, end = text.find(BEGIN), text.find(END)
+    if not 0 <= begin < end:
+        raise ValueError(f"no lines {BEGIN!r} and {END!r} to write the rule table between")
+    return f"{text[:begin]}{BEGIN}\n{rule_table()}\n{text[end:]}"
+
+
+def _findings(rule: Rule) -> list[tuple[str, str]]:
+    examples = [example.text for example in rule.EXAMPLES if isinstance(example, Bad)]
+    return [
+        (finding.severity.value, finding.applicability.value)
+        for text in examples
+        for finding in scan_sources({"example.py": SourceFile("example.py", text)}, select=(rule.code,)).findings
+    ]
+
+
+def _severities(rule: Rule) -> str:
+    return ", ".join(sorted({rule.severity.value} | {severity for severity, _ in _findings(rule)}))
+
+
+def _fixes(rule: Rule) -> str:
+    made = {applicability for _, applicability in _findings(rule)}
+    return ", ".join(kind for kind in ("safe", "unsafe") if kind in made) or "by hand"
+
+
+def _first_sentence(page: str) -> str:
+    text = " ".join(page.split("\n\n")[0].split())
+    return re.split(r"(?<=[.:]) ", text)[0].rstrip(".:")
+
+
+if __name__ == "__main__":
+    readme = Path(sys.argv[1])
+    readme.write_text(with_rule_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
