@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ddaudit.auditor.cli_run import run
+
 CONFIDENCES = ("guess", "likely", "proven")
 
 
@@ -76,3 +78,6 @@ def explain(rule: str | None) -> None:
     for each in select_rules((rule,)):
         for line in report.rule_page(each):
             click.echo(line)
+
+
+main.add_command(run)

@@ -1,0 +1,274 @@
+"""What each parameter of an entry point is given: bound by name and annotation, or named in an error."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import typing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddaudit.runtime.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ddaudit.auditor.record import Entry
+
+NO_STOP_TOKEN = -1
+"""Given where a stop token is asked for and none is wanted: no id equals it."""
+
+_DRAFTER_NAMES = {"drafter", "draft_model", "draft", "draft_net", "drafter_model", "assistant", "assistant_model"}
+_DRAFTER_NAMES |= {"small_model", "approx_model", "ssm", "speculator", "proposer", "student", "dflash", "eagle"}
+_TARGET_NAMES = {"target", "target_model", "base_model", "verifier", "llm", "lm", "big_model", "large_model"}
+_TARGET_NAMES |= {"main_model", "target_llm", "teacher", "causal_lm", "backbone"}
+_NAMES = {
+    "tokenizer": {"tokenizer", "tok", "processor"},
+    "input_ids": {"input_ids", "prompt_ids", "prompt_tokens", "input_tokens", "context_ids", "token_ids", "ids"}
+    | {"prefix", "prefix_ids", "inputs", "tokens", "idx", "prompt", "prompt_text", "text", "input_text"},
+    "attention_mask": {"attention_mask"},
+    "mask_token_id": {"mask_token_id", "mask_id", "mask_token"},
+    "max_new_tokens": {"max_new_tokens", "max_tokens", "num_new_tokens", "new_tokens", "gen_len", "gen_length"}
+    | {"max_gen_len", "max_gen_tokens", "max_gen_toks", "num_tokens", "n_tokens", "max_output_tokens"}
+    | {"max_steps", "generation_length", "num_tokens_to_generate"},
+    "max_length": {"max_length", "max_len", "max_seq_len", "max_total_tokens", "total_length"},
+    "block_size": {"block_size", "block_len", "block_length", "draft_block_size"},
+    "num_draft_tokens": {"num_draft_tokens", "draft_len", "draft_length", "gamma", "lookahead", "speculate_k"}
+    | {"num_speculative_tokens", "num_assistant_tokens", "speculation_length", "k", "K", "n_draft", "draft_k"},
+    "stop_token_ids": {"stop_token_ids", "stop_ids", "stop_tokens", "eos_token_ids", "eos_ids", "stop_token_id"}
+    | {"eos_token_id", "eos_id", "eos", "eos_token", "stop_id"},
+    "target_layer_ids": {"target_layer_ids", "tap_layer_ids", "layer_ids", "context_layer_ids"},
+    "temperature": {"temperature", "temp"},
+    "do_sample": {"do_sample"},
+    "top_p": {"top_p"},
+    "device": {"device"},
+    "dtype": {"dtype", "torch_dtype"},
+    "seed": {"seed"},
+    "generator": {"generator"},
+}
+_ROLE_OF = {name: role for role, names in _NAMES.items() for name in names}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One `--arg [function.]name=value`."""
+
+    function: str
+    name: str
+    value: Any
+
+    def fits(self, entry: Entry) -> bool:
+        return not self.function or self.function in (entry.qualname, entry.qualname.rpartition(".")[2], entry.name)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An entry with one choice of its `--arg` values: one record of the run."""
+
+    entry: Entry
+    arguments: dict[str, Any]
+    name: str
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a run can give to an entry for one prompt."""
+
+    target: Any
+    drafter: Any
+    tokenizer: Any
+    prompt_ids: tuple[int, ...]
+    prompt_text: str | None
+    max_new_tokens: int
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+    seed: int
+
+
+def parse_argument(text: str) -> Argument:
+    """`[function.]name=value`, the value a Python literal where it is one and the text itself where not."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise RunError(f"`--arg {text}` is not `name=value`", "for instance `--arg tree_budget=64`")
+    function, _, parameter = name.strip().rpartition(".")
+    if not parameter.isidentifier():
+        raise RunError(f"`--arg {text}`: `{parameter}` is not a parameter's name", "write `--arg function.name=value`")
+    try:
+        parsed = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        parsed = value
+    return Argument(function, parameter, parsed)
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """As in the signature, the one that takes any keyword as `**`."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
+
+
+def expand(entries: Mapping[Entry, Sequence[str]], arguments: Sequence[Argument]) -> list[Call]:
+    """Each entry, given with its parameters, with each combination of the values given for them.
+
+    A name given several times sweeps, and its value is then part of the call's name.
+    """
+    calls = []
+    used: set[int] = set()
+    for entry, parameters in entries.items():
+        values: dict[str, list[Any]] = {}
+        for position, argument in enumerate(arguments):
+            if argument.fits(entry) and (argument.name in parameters or "**" in parameters):
+                values.setdefault(argument.name, []).append(argument.value)
+                used.add(position)
+        for combination in itertools.product(*values.values()):
+            chosen = dict(zip(values, combination, strict=True))
+            swept = ",".join(f"{name}={value}" for name, value in chosen.items() if len(values[name]) > 1)
+            calls.append(Call(entry, chosen, f"{entry.name}[{swept}]" if swept else entry.name))
+    unused = [argument.name for position, argument in enumerate(arguments) if position not in used]
+    if unused:
+        signatures = "; ".join(f"{entry.name}({', '.join(names)})" for entry, names in entries.items())
+        raise RunError(f"no entry takes `--arg {unused[0]}`", f"the entries are: {signatures}")
+    return calls
+
+
+def bind(
+    function: Callable[..., Any], owner: type | None, arguments: Mapping[str, Any], offer: Offer
+) -> dict[str, Any]:
+    """Keyword arguments for `function`. A required parameter that nothing fits is an error that names it."""
+    parameters = dict(inspect.signature(function).parameters)
+    hints = _type_hints(function)
+    roles = _model_roles(parameters, hints, owner)
+    bound: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in arguments:
+            bound[name] = arguments[name]
+            continue
+        role = roles.get(name) or _ROLE_OF.get(name)
+        given, value = _value_for(role, name, parameter, hints.get(name), offer)
+        if given:
+            bound[name] = value
+        elif parameter.default is parameter.empty:
+            raise RunError(
+                f"nothing to give to the required parameter `{name}`",
+                f"pass it: `--arg {function.__name__}.{name}=VALUE`",
+            )
+    bound.update({name: value for name, value in arguments.items() if name not in parameters})
+    return bound
+
+
+def drafter_class(function: Callable[..., Any], owner: type | None) -> type | None:
+    """The repository's own drafter class, from the method's class or the annotation of the drafter parameter."""
+    parameters = dict(inspect.signature(function).parameters)
+    hints = _type_hints(function)
+    for name, role in _model_roles(parameters, hints, owner).items():
+        if role == "drafter":
+            hint = owner if name == "self" else _plain_class(hints.get(name))
+            if _is_own_module_class(hint):
+                return hint
+    return None
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # a forward reference that cannot be resolved leaves the annotations as they stand
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def _model_roles(parameters: Mapping[str, Any], hints: Mapping[str, Any], owner: type | None) -> dict[str, str]:
+    """Which parameters are the target and the drafter. `model` is the drafter where another one is the target."""
+    roles: dict[str, str] = {}
+    for name in parameters:
+        if name in _DRAFTER_NAMES or (name == "self" and owner is not None):
+            roles[name] = "drafter"
+        elif name in _TARGET_NAMES:
+            roles[name] = "target"
+        elif _is_own_module_class(_plain_class(hints.get(name))):
+            roles[name] = "drafter"
+    if "model" in parameters:
+        roles["model"] = "drafter" if "target" in roles.values() else "target"
+    return roles
+
+
+def _plain_class(hint: Any) -> type | None:
+    """The class of an annotation, through `X | None`."""
+    if isinstance(hint, type):
+        return hint
+    classes = [part for part in typing.get_args(hint) if isinstance(part, type) and part is not type(None)]
+    return classes[0] if len(classes) == 1 else None
+
+
+def _is_own_module_class(hint: type | None) -> bool:
+    """An `nn.Module` class of the repository itself, as opposed to one of torch or Transformers."""
+    if hint is None or not issubclass(hint, torch.nn.Module):
+        return False
+    return hint.__module__.partition(".")[0] not in ("torch", "transformers")
+
+
+def _value_for(role: str | None, name: str, parameter: inspect.Parameter, hint: Any, offer: Offer) -> tuple[bool, Any]:
+    """Whether there is a value for that role, and the value."""
+    required = parameter.default is parameter.empty
+    device = offer.target.device
+    if role == "stop_token_ids":
+        return _stop_value(name, parameter, hint, offer)
+    if role == "input_ids":
+        return True, _prompt_value(name, hint, offer)
+    if role == "num_draft_tokens" and not required:
+        return False, None
+    if role == "top_p" and not required:
+        return False, None
+    values: dict[str, Any] = {
+        "target": offer.target,
+        "drafter": offer.drafter,
+        "attention_mask": torch.ones(1, len(offer.prompt_ids), dtype=torch.long, device=device),
+        "mask_token_id": offer.mask_token_id,
+        "max_new_tokens": offer.max_new_tokens,
+        "max_length": len(offer.prompt_ids) + offer.max_new_tokens,
+        "block_size": offer.block_size,
+        "num_draft_tokens": offer.block_size - 1,
+        "target_layer_ids": list(offer.target_layer_ids),
+        "temperature": 0.0,
+        "do_sample": False,
+        "top_p": 1.0,
+        "device": device,
+        "dtype": offer.target.dtype,
+        "seed": offer.seed,
+        "generator": None,
+    }
+    if role == "tokenizer":
+        if offer.tokenizer is None and required:
+            raise RunError(
+                f"`{name}` wants a tokenizer and the model has none", "use a checkpoint folder with a tokenizer"
+            )
+        return offer.tokenizer is not None, offer.tokenizer
+    if role == "drafter" and offer.drafter is None:
+        if required:
+            raise RunError(f"`{name}` wants a drafter", "give one: `--drafter scripted:0.7`, `random` or a folder")
+        return False, None
+    return (True, values[role]) if role in values else (False, None)
+
+
+def _prompt_value(name: str, hint: Any, offer: Offer) -> Any:
+    if hint is str or name in ("prompt_text", "text", "input_text"):
+        if offer.prompt_text is None:
+            raise RunError(f"`{name}` wants text, and there are only token ids", "give `--prompt TEXT`")
+        return offer.prompt_text
+    ids = torch.tensor([offer.prompt_ids], dtype=torch.long, device=offer.target.device)
+    return ids[0].tolist() if typing.get_origin(hint) in (list, tuple) or hint is list else ids
+
+
+def _stop_value(name: str, parameter: inspect.Parameter, hint: Any, offer: Offer) -> tuple[bool, Any]:
+    takes_one = name.endswith("_id") or name in ("eos", "eos_token")
+    if offer.stop_token_ids:
+        return True, offer.stop_token_ids[0] if takes_one else list(offer.stop_token_ids)
+    if parameter.default is not parameter.empty and not parameter.default:
+        return False, None
+    if type(None) in typing.get_args(hint):
+        return True, None
+    return True, NO_STOP_TOKEN if takes_one else [NO_STOP_TOKEN]
