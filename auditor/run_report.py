@@ -113,7 +113,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _details(entry: EntryRecord) -> list[str]:
     lines = []
     if entry.stage_s:
-        stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in entry.stage_s.items())
+        stages = ", ".join(f"{name} {seconds:.3g}" for name, seconds in entry.stage_s.items())
         lines.append(f"  seconds ({'its own clock' if entry.stage_source == 'entry' else 'measured'}): {stages}")
     if entry.error:
         lines.append(f"  error: {entry.error}")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache
 
+from ddaudit.runtime.takeover import cache_argument
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -92,12 +94,10 @@ class _Stock:
         self.model = model
         self.cache = DynamicCache(config=model.config)
         self.accepted = frozenset(inspect.signature(type(model).forward).parameters)
-        # Transformers 5.24 renames `past_key_values` to `cache`; 5.40 is to drop the old name.
-        self.cache_keyword = "cache" if "cache" in self.accepted else "past_key_values"
 
     def forward(self, input_ids: torch.Tensor, position: int, last_only: bool = False) -> torch.Tensor:
         """Logits `[1, T, V]` (`T` = 1 with `last_only`) of a cached forward whose first token is at `position`."""
-        arguments: dict[str, Any] = {self.cache_keyword: self.cache, "use_cache": True}
+        arguments: dict[str, Any] = {cache_argument(self.model): self.cache, "use_cache": True}
         if "position_ids" in self.accepted:
             # Given rather than left out: some models count wrongly from their cache when it is.
             last = position + input_ids.shape[1]

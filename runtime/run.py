@@ -162,7 +162,8 @@ def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, _Impo
             own_class = drafter_class(function, owner)
             found[entry] = _Imported(entry, function, owner, own_class, parameter_names(function))
         except RunError as error:
-            names = tuple(parameter.name for parameter in entry.parameters)
+            # Not known what it takes: any `--arg` may have been meant for it.
+            names = tuple(parameter.name for parameter in entry.parameters) or ("**",)
             found[entry] = _Imported(entry, parameters=names, failure=(str(error), error.remedy))
     # An entry without annotations still drafts with the repository's class, where there is just one.
     inside = [module for module in list(sys.modules.values()) if lies_under(module, folder.resolve())]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from ddaudit.runtime.drafting import DraftPlan
 
-_REFINE_STEPS = 12
-_VIOLATORS_PER_STEP = 8
+_REFINE_STEPS = 16
+_VIOLATORS_PER_STEP = 16
 _MARGIN = 0.5
 """Logits between the second token and every other one but the first."""
 _CHUNK = 64
@@ -62,6 +62,7 @@ class ScriptedDrafter(nn.Module):
         self.target_layer_ids = list(plan.target_layer_ids)
         self._hidden = torch.zeros(0, head.weight.shape[1], device=self.device, dtype=self.dtype)
         self._start = 0
+        self._drawn: list[int] = []
         self.num_misordered = 0
 
     @property
@@ -78,8 +79,10 @@ class ScriptedDrafter(nn.Module):
         """Script the drafts for one prompt: `continuation[i]` is the right token at position `prompt_length + i`."""
         wanted = [self._draw(prompt_length + i, token) for i, token in enumerate(continuation)]
         self._start = prompt_length
-        self._hidden = self._solve(wanted)
-        self.num_misordered = self._count_misordered(wanted)
+        self._drawn = [row.index(token) for row, token in zip(wanted, continuation, strict=True)]
+        with torch.no_grad():
+            self._hidden = self._solve(wanted)
+            self.num_misordered = self._count_misordered(continuation)
         if self.num_misordered > 0.01 * len(wanted):
             raise RunError(
                 f"the target's head cannot be scripted: {self.num_misordered} of {len(wanted)} positions "
@@ -143,15 +146,15 @@ class ScriptedDrafter(nn.Module):
         logits: torch.Tensor = self._head[0](hidden)
         return logits
 
-    def _draw(self, position: int, right: int) -> tuple[int, int, int]:
-        """First and second token there, and the rank that the right one has (0, 1, or 2 for nowhere near)."""
+    def _draw(self, position: int, right: int) -> list[int]:
+        """First and second token there, then tokens that must not come near: the right one, if it was drawn out."""
         rng = random.Random(f"{self.seed}/{position}")
         is_first, is_second = rng.random() < self.p, rng.random() < self.q
         vocabulary = self._head[0].weight.shape[0]
         wrong = [token for token in rng.sample(range(vocabulary), 3) if token != right]
         if is_first:
-            return right, wrong[0], 0
-        return (wrong[0], right, 1) if is_second else (wrong[0], wrong[1], 2)
+            return [right, wrong[0]]
+        return [wrong[0], right] if is_second else [wrong[0], wrong[1], right]
 
     def _levels(self) -> tuple[float, float]:
         """Logits of the first and the second token, the others near 0: what a calibrated drafter would give."""
@@ -160,16 +163,16 @@ class ScriptedDrafter(nn.Module):
         low = max(math.log(second / rest), 3 * _MARGIN)
         return max(math.log(first / rest), low + _MARGIN), low
 
-    def _solve(self, wanted: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    def _solve(self, wanted: Sequence[list[int]]) -> torch.Tensor:
         """Smallest hidden states that give the wanted two tokens their logits `[N, H]`.
 
-        Any other token that comes too near is pushed to 0 by one more equation, until none does. Rows are taken
-        relative to their mean, which moves all logits alike: trained heads have a large common part.
+        Any other token that comes too near the right one is pushed to 0 by one more equation, until none does.
+        Rows are taken relative to their mean, which moves all logits alike: trained heads have a large common part.
         """
         weight = self._head[0].weight.detach()
         mean = weight.float().mean(0)
         high, low = self._levels()
-        tokens = [list(pair[:2]) for pair in wanted]
+        tokens = [list(row) for row in wanted]
         hidden = torch.zeros(len(wanted), weight.shape[1], device=self.device)
         open_rows = list(range(len(wanted)))
         for _ in range(_REFINE_STEPS):
@@ -178,7 +181,7 @@ class ScriptedDrafter(nn.Module):
                 levels = torch.zeros(len(rows), device=self.device)
                 levels[0], levels[1] = high, low
                 gram = rows @ rows.T
-                gram.diagonal().add_(1e-6 * gram.diagonal().mean())
+                gram.diagonal().add_(1e-6 * gram.diagonal().mean() + 1e-12)
                 hidden[row] = torch.linalg.solve(gram, levels) @ rows
             open_rows = self._add_violators(hidden, tokens, open_rows)
             if not open_rows:
@@ -186,33 +189,39 @@ class ScriptedDrafter(nn.Module):
         return hidden.to(self.dtype)
 
     def _add_violators(self, hidden: torch.Tensor, tokens: list[list[int]], rows: list[int]) -> list[int]:
-        """Extend the token lists of positions whose first two tokens do not stand clear; their rows."""
+        """Extend the token lists of positions where the right token is not clear of the others; their rows."""
         still_open = []
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             logits = self._logits(hidden[chunk].to(self.dtype)).float()
             for row, scores in zip(chunk, logits, strict=True):
-                second = scores[tokens[row][1]].item()
-                is_ordered = scores[tokens[row][0]].item() > second
-                scores[tokens[row][:2]] = -math.inf
-                best, ids = scores.topk(min(_VIOLATORS_PER_STEP, len(scores) - 2))
-                near = [i for i, v in zip(ids.tolist(), best.tolist(), strict=True) if v > second - _MARGIN]
-                tokens[row] += [token for token in near if token not in tokens[row]]
-                if near or not is_ordered:
+                drawn = self._drawn[row]
+                lowest = scores[tokens[row][min(drawn, 1)]].item() - _MARGIN
+                if drawn > 1:
+                    # Two tokens above the right one are enough; the others may be where they like.
+                    is_clear = scores[tokens[row][drawn]].item() < lowest
+                else:
+                    above = scores[tokens[row][0]].item()
+                    scores[tokens[row][: drawn + 1]] = -math.inf
+                    best, ids = scores.topk(min(_VIOLATORS_PER_STEP, len(scores) - 2))
+                    near = [token for token, score in zip(ids.tolist(), best.tolist(), strict=True) if score > lowest]
+                    tokens[row] += [token for token in near if token not in tokens[row]]
+                    is_clear = not near and (drawn == 0 or above > lowest + _MARGIN)
+                if not is_clear:
                     still_open.append(row)
         return still_open
 
-    def _count_misordered(self, wanted: Sequence[tuple[int, int, int]]) -> int:
-        """Positions where the right token's rank under the target's own head is not the wanted one."""
+    def _count_misordered(self, continuation: Sequence[int]) -> int:
+        """Positions where the right token's rank under the target's own head is not the one that was drawn."""
         count = 0
-        for start in range(0, len(wanted), _CHUNK):
+        for start in range(0, len(continuation), _CHUNK):
             logits = self._logits(self._hidden[start : start + _CHUNK]).float()
-            for (first, second, rank), scores in zip(wanted[start : start + _CHUNK], logits, strict=True):
-                best = scores.topk(2).indices.tolist()
-                if rank == 0:
-                    count += best[0] != first
-                elif rank == 1:
-                    count += best != [first, second]
+            right = logits.gather(1, torch.tensor(continuation[start : start + _CHUNK], device=logits.device)[:, None])
+            above = (logits > right).sum(1).tolist()
+            # A tie counts as above: a repository's own argmax may take either.
+            level = (logits >= right).sum(1).tolist()
+            for drawn, low, high in zip(self._drawn[start:], above, level, strict=False):
+                count += low < 2 if drawn > 1 else (low, high) != (drawn, drawn + 1)
         return count
 
 
