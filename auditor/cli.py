@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ddaudit.auditor.cli_fix import fix
 from ddaudit.auditor.cli_run import run
 
 CONFIDENCES = ("guess", "likely", "proven")
@@ -80,4 +81,5 @@ def explain(rule: str | None) -> None:
             click.echo(line)
 
 
+main.add_command(fix)
 main.add_command(run)

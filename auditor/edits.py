@@ -120,15 +120,17 @@ def settle(
     scan: Callable[[Mapping[str, SourceFile]], Sequence[Finding]],
     *,
     unsafe: bool = False,
+    locked: Mapping[str, str] | None = None,
 ) -> Settled:
     """Scan and apply until no fix is left. A file that cannot be fixed soundly stays as it was.
 
-    `scan` gives the findings of all sources; it runs again after each pass, because facts of one file serve others.
+    Files in `locked` stay too, each for the reason given. `scan` gives the findings of all sources; it runs again
+    after each pass, because facts of one file serve others.
     """
     wanted = {Applicability.SAFE, Applicability.UNSAFE} if unsafe else {Applicability.SAFE}
     errors: dict[str, str] = {}
     while True:
-        attempt = _Attempt(sources, wanted, errors)
+        attempt = _Attempt(sources, wanted, errors, locked or {})
         attempt.run(scan)
         if not attempt.failed:
             return attempt.result()
@@ -138,11 +140,12 @@ def settle(
 
 @dataclass
 class _Attempt:
-    """All passes over all files, those in `errors` left alone."""
+    """All passes over all files, those in `errors` and `locked` left alone."""
 
     original: Mapping[str, SourceFile]
     wanted: set[Applicability]
     errors: dict[str, str]
+    locked: Mapping[str, str]
     failed: dict[str, str] = field(default_factory=dict)
     sources: dict[str, SourceFile] = field(default_factory=dict)
     steps: dict[str, list[tuple[Edit, ...]]] = field(default_factory=lambda: defaultdict(list))
@@ -183,7 +186,8 @@ class _Attempt:
     def _applicable(self) -> dict[str, list[Finding]]:
         by_path: dict[str, list[Finding]] = defaultdict(list)
         for finding in self.after:
-            if finding.fix and finding.applicability in self.wanted and finding.path not in self.errors:
+            kept = finding.path in self.errors or finding.path in self.locked
+            if finding.fix and finding.applicability in self.wanted and not kept:
                 by_path[finding.path].append(finding)
         return by_path
 
@@ -221,6 +225,8 @@ class _Attempt:
             return self.refused[finding]
         if finding.fix is None:
             return finding.no_fix_reason or "no edit can be made by rule"
+        if finding.path in self.locked and finding.applicability in self.wanted:
+            return self.locked[finding.path]
         return f"its fix is {finding.applicability.value}: {finding.fix.reason}"
 
     def _followed(self) -> list[Finding]:
