@@ -72,6 +72,8 @@ def apply_fixes(
 
     Of two that overlap the outer one is applied. `original` is the file before the first pass, whose imports may
     go once unused, and `others` are the files that may import from this one.
+
+    Raises what parsing does where the text with the fixes no longer parses.
     """
     needs = ImportNeeds(source)
     edits: list[Edit] = []
@@ -97,13 +99,11 @@ def apply_fixes(
             needs.add(fix)
 
     steps, now = [], source
-    if applied:
-        steps.append(_with_newlines(source, edits))
-        now = splice(now, steps[-1])
-        steps.append(_with_newlines(source, needs.edits(now)))
-        now = splice(now, steps[-1])
-        steps.append(_with_newlines(source, drop_unused(original or source, now, others)))
-        now = splice(now, steps[-1])
+    makers = (lambda now: edits, needs.edits, lambda now: drop_unused(original or source, now, others))
+    for make in makers if applied else ():
+        step = _with_newlines(source, make(now))
+        steps.append(tuple(_trimmed(now, edit) for edit in step))
+        now = splice(now, step)
     return Applied(now, tuple(steps), tuple(applied), tuple(deferred), tuple(refused))
 
 
@@ -161,9 +161,17 @@ class _Attempt:
             self.after = scan(self.sources)
             if not number:
                 self.before = self.after
-            passed = {path: self._apply(path, found) for path, found in self._applicable().items()}
-            self.refused = {left.finding: left.reason for applied in passed.values() for left in applied.refused}
-            passed = {path: applied for path, applied in passed.items() if applied.findings}
+            passed: dict[str, Applied] = {}
+            self.refused = {}
+            for path, found in self._applicable().items():
+                try:
+                    applied = apply_fixes(self.sources[path], found, self.original[path], self.sources.values())
+                except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                    self.failed[path] = f"the fixed text does not parse: {error}"
+                    continue
+                self.refused |= {left.finding: left.reason for left in applied.refused}
+                if applied.findings:
+                    passed[path] = applied
             if not passed:
                 break
             for path, applied in passed.items():
@@ -190,9 +198,6 @@ class _Attempt:
             if finding.fix and finding.applicability in self.wanted and not kept:
                 by_path[finding.path].append(finding)
         return by_path
-
-    def _apply(self, path: str, findings: Sequence[Finding]) -> Applied:
-        return apply_fixes(self.sources[path], findings, self.original[path], self.sources.values())
 
     def _keep(self, path: str, applied: Applied) -> None:
         if reason := _fault(self.original[path], applied.source):
@@ -290,6 +295,19 @@ def _with_newlines(source: SourceFile, edits: Iterable[Edit]) -> tuple[Edit, ...
     counts = Counter(NEWLINE.findall(source.text))
     newline = counts.most_common(1)[0][0] if counts else "\n"
     return tuple(replace(edit, replacement=NEWLINE.sub(newline, edit.replacement)) for edit in edits)
+
+
+def _trimmed(source: SourceFile, edit: Edit) -> Edit:
+    """The edit without what it leaves as it was at either end: offsets in that text can be followed."""
+    old = source.text[edit.start : edit.end]
+    head = _num_shared(old, edit.replacement)
+    tail = _num_shared(old[head:][::-1], edit.replacement[head:][::-1])
+    return Edit(edit.start + head, edit.end - tail, edit.replacement[head : len(edit.replacement) - tail])
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Length of the common start of two texts."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _fault(before: SourceFile, after: SourceFile) -> str:
