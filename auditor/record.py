@@ -191,7 +191,7 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
         if item.name not in data:
             continue
         value, nested = data[item.name], _NESTED.get((cls, item.name))
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             value = tuple(_build(nested, part) if nested else part for part in value)
         elif nested and value is not None:
             value = _build(nested, value)

@@ -19,6 +19,7 @@ from ddaudit.runtime.profile import load_profile
 LOADERS = {"causal-lm": AutoModelForCausalLM, "conditional": AutoModelForImageTextToText}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_PATTERNS = ("tokenizer*", "vocab.*", "*.tiktoken", "spiece.model")
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,9 @@ def _from_hub_or_folder(loaded_class: Any, name: str, is_folder: bool, **argumen
 
 def _load_tokenizer(name: str, is_folder: bool) -> Any:
     """None where there is none: token ids are then drawn at random."""
+    # Transformers makes an empty tokenizer where a folder has no file for one.
+    if is_folder and not any(path for pattern in TOKENIZER_PATTERNS for path in Path(name).glob(pattern)):
+        return None
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=is_folder)
     except (OSError, ValueError, TypeError, AttributeError, ImportError):

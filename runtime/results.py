@@ -42,10 +42,15 @@ class Output:
     stage_s: dict[str, float]
 
 
+def drain(returned: Any) -> Any:
+    """Run a generator of tokens, or of pieces of text ids, to its end; anything else is left as it is."""
+    if not inspect.isgenerator(returned):
+        return returned
+    return [int(token) for part in returned for token in _pieces(part)]
+
+
 def read_output(returned: Any, prompt_ids: Sequence[int]) -> Output:
     """The generated ids without the prompt, and the figures that came with them."""
-    if inspect.isgenerator(returned):
-        returned = [int(token) for part in returned for token in _flat(part)]
     ids = _find_ids(returned)
     if ids is None:
         raise RunError(
@@ -76,7 +81,7 @@ def _find_ids(value: Any) -> list[int] | None:
     return None
 
 
-def _flat(part: Any) -> list[Any]:
+def _pieces(part: Any) -> list[Any]:
     ids = _find_ids(part)
     return [part] if ids is None else ids
 

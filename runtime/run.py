@@ -22,7 +22,7 @@ from ddaudit.runtime.importing import isolated_imports, lies_under, load_functio
 from ddaudit.runtime.loading import Target, choose_device, load_target
 from ddaudit.runtime.metering import metered, peak_memory_bytes, reset_peak_memory
 from ddaudit.runtime.prompts import Prompt, make_prompts
-from ddaudit.runtime.results import read_output
+from ddaudit.runtime.results import drain, read_output
 from ddaudit.runtime.scripted import ScriptedDrafter
 from ddaudit.runtime.verdict import judge_prompt, measure_noise, worst
 
@@ -253,7 +253,7 @@ def _call(trial: _Trial, offer: Offer, reference: Reference) -> tuple[Any, Any]:
         offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
     bound = bind(function, trial.imported.owner, trial.call.arguments, offer)
     with metered(offer.target, offer.drafter, len(offer.prompt_ids), offer.target.device) as meter, torch.no_grad():
-        returned = function(**bound)
+        returned = drain(function(**bound))
     return meter, returned
 
 
