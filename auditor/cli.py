@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddaudit.auditor.cli_fix import fix
-from ddaudit.auditor.cli_run import run
+from ddaudit.auditor.cli_run import demo, run
 
 CONFIDENCES = ("guess", "likely", "proven")
 
@@ -83,3 +83,4 @@ def explain(rule: str | None) -> None:
 
 main.add_command(fix)
 main.add_command(run)
+main.add_command(demo)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import FileFacts, learn
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
-from ddaudit.auditor.rule import Rule, all_rules, select_rules
+from ddaudit.auditor.rule import Rule, select_rules
 from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
 from ddaudit.auditor.values import RANK
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-# What a file must mention for it to tell a rule anything about another file.
-FACT_MARKERS = ("torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,6 @@ def scan_sources(
     rules = select_rules(select, ignore)
     trees: dict[str, ast.Module] = {}
     failed: list[Skipped] = []
-    num_parsed = 0
     for path, source in sorted(sources.items()):
         try:
             tree = source.parse()
@@ -80,9 +76,7 @@ def scan_sources(
         except (ValueError, RecursionError, MemoryError) as error:
             failed.append(Skipped(path, SkipReason.SYNTAX, str(error) or "nested too deeply"))
         else:
-            num_parsed += 1
-            if _mentions(source, FACT_MARKERS) or any(_mentions(source, rule.markers) for rule in all_rules()):
-                trees[path] = tree
+            trees[path] = tree
     findings: list[Finding] = []
     num_crashed = 0
     if any(_mentions(sources[path], rule.markers) for path in trees for rule in rules):
@@ -97,7 +91,7 @@ def scan_sources(
     return ScanResult(
         findings=tuple(sorted(findings, key=lambda finding: finding.sort_key)),
         skipped=tuple(sorted({*skipped, *failed})),
-        num_scanned=num_parsed - num_crashed,
+        num_scanned=len(trees) - num_crashed,
     )
 
 

@@ -29,7 +29,7 @@ def add_evidence(flow: Flow) -> None:
 
 def _is_open(flow: Flow, variable: Variable) -> bool:
     """Whether nothing is known of what the variable holds."""
-    return all(value.kind is Kind.OTHER for value in flow.held(variable))
+    return all(value.kind is Kind.OTHER and not value.origin.startswith("torch.nn.") for value in flow.held(variable))
 
 
 def _value(kind: Kind, node: ast.expr, file: File, confidence: Confidence, fact: str) -> Value:
@@ -57,10 +57,10 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         weight = len(given) + any(
             value.kind is Kind.CACHE and value.confidence is Confidence.PROVEN
             for keyword in node.keywords
-            if keyword.arg in library.CACHE_KEYWORDS
+            if keyword.arg in ("past_key_values", "cache")
             for value in flow.values(keyword.value, scope)
         )
-        if not weight or not (read or weight >= 2):
+        if not weight or not (read or given & library.MODEL_ONLY_KEYWORDS):
             continue
         sure = weight >= 2 and bool(read)
         fact = f"`{ast.unparse(callee)}` is called with {', '.join(sorted(map(str, given)))}"

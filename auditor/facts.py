@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor import library
+from ddaudit.auditor.compaction import Compaction, find_compactions
 from ddaudit.auditor.evidence import add_evidence
+from ddaudit.auditor.finding import Edit, Import
 from ddaudit.auditor.flow import Flow
 from ddaudit.auditor.scopes import Class, File, Function, Scope, index
 from ddaudit.auditor.values import Kind, Value
@@ -87,6 +89,20 @@ class FileFacts:
         start, end = self.offsets(node)
         return self.source.text[start:end]
 
+    def edit(self, node: ast.AST, replacement: str) -> Edit:
+        """Replace a node's text."""
+        return Edit(*self.offsets(node), replacement)
+
+    def runtime_call(self, name: str, site: ast.AST) -> tuple[str, Import] | None:
+        """How `site` can call a function of `ddaudit.runtime`, and the import for it; None where names collide."""
+        for written, imported in ((name, Import("ddaudit.runtime", name)), ("runtime", Import("ddaudit", "runtime"))):
+            home = self.scope(site).find(written)
+            ours = {f"{imported.module}.{imported.name}"}
+            held = {value.origin for value in self.facts.flow.held(("name", home, written))} if home else ours
+            if held == ours:
+                return (written if written == name else f"runtime.{name}"), imported
+        return None
+
     # The tree
 
     def parent(self, node: ast.AST) -> ast.AST | None:
@@ -143,9 +159,51 @@ class FileFacts:
     def is_managed(self, cache: Value) -> bool:
         return cache.origin in self.facts.flow.managed
 
+    def names_holding(self, kind: Kind, site: ast.AST) -> list[str]:
+        """Names of the scope of `site`, or of one around it, that hold a value of this kind."""
+        found: list[str] = []
+        scope: Scope | None = self.scope(site)
+        while scope is not None:
+            for name in scope.names:
+                held = self.facts.flow.held(("name", scope, name))
+                if name not in found and any(value.kind is kind for value in held):
+                    found.append(name)
+            scope = scope.parent
+        return found
+
+    def all_made_from(self, expr: ast.expr) -> list[ast.expr]:
+        """Every expression assigned to a plain name in its scope; the expression itself if it is no name."""
+        if not isinstance(expr, ast.Name):
+            return [expr]
+        home = self.scope(expr).find(expr.id)
+        made = []
+        for binding in home.names[expr.id] if home else ():
+            match self.parent(binding):
+                case ast.Assign(targets=[_], value=value) | ast.AnnAssign(value=ast.expr() as value):
+                    made.append(value)
+        return made
+
+    def made_from(self, expr: ast.expr) -> ast.expr | None:
+        """The only expression that a plain name is ever given; None where there are others."""
+        if not isinstance(expr, ast.Name):
+            return expr
+        home = self.scope(expr).find(expr.id)
+        if home is None or len(home.names[expr.id]) != 1:
+            return None
+        return next(iter(self.all_made_from(expr)), None)
+
+    def constant(self, expr: ast.expr) -> object:
+        """The constant that an expression always is; None for none."""
+        made = self.made_from(expr)
+        return made.value if isinstance(made, ast.Constant) else None
+
+    @staticmethod
+    def lineno(node: ast.AST) -> int:
+        return getattr(node, "lineno", 0)
+
     @cached_property
-    def is_module_file(self) -> bool:
-        return any(self.facts.flow.is_module_class(owner) for owner in self.file.classes)
+    def compactions(self) -> list[Compaction]:
+        return list(find_compactions(self))
 
     def module_class(self, node: ast.AST) -> Class | None:
         """The neural network module of the repository in whose class this stands."""
