@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddaudit.auditor.record import Entry
 
-NEEDS_RUNTIME = "needs torch and transformers, remedy: pip install 'ddaudit[runtime]'"
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddaudit.auditor.finding import Finding
+
+SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "research_repo"
 
 
 @click.command()
@@ -63,8 +69,7 @@ def run(
     """
     if not folder.is_dir():
         _stop(f"there is no folder `{folder}`", "name the repository's or fork's root folder")
-    if json_path and not json_path.absolute().parent.is_dir():
-        _stop(f"there is no folder for `--json {json_path}`", "make it first")
+    _check_json_path(json_path)
     if prompt_file:
         prompts += tuple(line for line in prompt_file.read_text(encoding="utf-8").splitlines() if line.strip())
         if not prompts:
@@ -75,22 +80,84 @@ def run(
     _finish(record, json_path)
 
 
+@click.command()
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the run's record here.")
+def demo(json_path: Path | None) -> None:
+    """The whole job on a small example: scan our sample repository, fix it, run the fork, print the verdict.
+
+    On the CPU, on a tiny hybrid model with random weights. The sample needs a checkout of ddaudit.
+
+    Exit code as for `run`.
+    """
+    from ddaudit.auditor.engine import scan
+    from ddaudit.auditor.entries import find_entries
+    from ddaudit.auditor.fork import plan_fix
+    from ddaudit.auditor.placing import write_fork
+
+    if not SAMPLE.is_dir():
+        _stop(
+            "the demo's sample repository is not installed with the package",
+            "get a checkout of ddaudit and, inside it: pip install -e '.[runtime]' && ddaudit demo",
+        )
+    _check_json_path(json_path)
+    _runtime()
+    click.echo(f"1. scan {SAMPLE.name}, code written for Qwen3 and Transformers 4.57")
+    for line in _finding_lines(scan([SAMPLE]).findings):
+        click.echo(line)
+    with tempfile.TemporaryDirectory(prefix="ddaudit-demo-") as folder:
+        fork = Path(folder) / SAMPLE.name
+        plan = plan_fix(SAMPLE)
+        write_fork(plan, fork)
+        num_lines = sum(
+            line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---") for line in plan.patch.splitlines()
+        )
+        click.echo(
+            f"\n2. fix {len(plan.settled.fixed)} of them: {num_lines} lines in {len(plan.changes)} files; "
+            f"{len(plan.settled.left)} are left to a person"
+        )
+        click.echo("\n3. run the fork on a tiny hybrid, beside plain decoding")
+        options = {"model": "tiny-hybrid", "random_weights": True, "device": "cpu", "max_new_tokens": 96}
+        record = run_folder(fork, list(find_entries(fork)), (), options)
+    _finish(record, json_path)
+
+
+def _finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """One line a rule: how many, what happens, and the first place."""
+    by_code: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_code.setdefault(finding.code, []).append(finding)
+    for code, found in sorted(by_code.items()):
+        first = found[0]
+        place = f"{first.path}:{first.span.line}"
+        yield f"   {code} {first.slug:<24} {len(found):>2} x {first.severity.value:<7} {place:<26} {first.expr[:44]}"
+    yield f"   {len(findings)} findings"
+
+
 def run_folder(folder: Path, entries: list[Entry], arguments: tuple[str, ...], options: dict[str, Any]) -> Any:
     """The run's record. Exits with 2 where nothing could be run."""
+    runner = _runtime()
+    try:
+        parsed = [runner.parse_argument(text) for text in arguments]
+        return runner.run(folder, entries, parsed, runner.RunOptions(**options), _progress)
+    except runner.RunError as error:
+        _stop(str(error), error.remedy)
+
+
+def _runtime() -> Any:
+    """`ddaudit.runtime.run`, or the end of the command where torch is missing."""
     # By name: `auditor` imports nothing of `runtime`, and the core installs without torch.
     try:
-        runner = importlib.import_module("ddaudit.runtime.run")
-        binding = importlib.import_module("ddaudit.runtime.binding")
-        errors = importlib.import_module("ddaudit.runtime.errors")
+        return importlib.import_module("ddaudit.runtime.run")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "ddaudit":
             raise
-        _stop(f"`{error.name}` is not installed: this command {NEEDS_RUNTIME}", "")
-    try:
-        parsed = [binding.parse_argument(text) for text in arguments]
-        return runner.run(folder, entries, parsed, runner.RunOptions(**options), _progress)
-    except errors.RunError as error:
-        _stop(str(error), error.remedy)
+        _stop(f"`{error.name}` is not installed, and this command decodes", "pip install 'ddaudit[runtime]'")
+
+
+def _check_json_path(path: Path | None) -> None:
+    """Before the run, which may take an hour, not after it."""
+    if path and not path.absolute().parent.is_dir():
+        _stop(f"there is no folder for `--json {path}`", "make it first")
 
 
 def _finish(record: Any, json_path: Path | None) -> None:

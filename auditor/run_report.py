@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.record import VERDICTS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,7 +33,7 @@ def format_run(record: RunRecord) -> str:
     lines += ["", *_table(_rows(record))]
     for entry in record.entries:
         lines += _details(entry)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _conclusion(record)]) + "\n"
 
 
 def write_run(record: RunRecord, path: Path) -> None:
@@ -49,6 +51,14 @@ def write_run(record: RunRecord, path: Path) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _conclusion(record: RunRecord) -> str:
+    counts = {verdict: sum(entry.verdict == verdict for entry in record.entries) for verdict in VERDICTS}
+    if record.entries and counts["identical"] == len(record.entries):
+        return "verdict: identical. Every entry's text is plain decoding's, token for token."
+    parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    return f"verdict: {', '.join(parts) or 'nothing was run'}."
 
 
 def _describe_prompts(record: RunRecord) -> str:

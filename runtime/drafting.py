@@ -146,7 +146,9 @@ def _derived_config(target: Target) -> dict[str, Any]:
 def _make_config(own_class: type | None, plan: DraftPlan) -> Any:
     """The plan's configuration as the drafter class's own config class, its rope theta checked."""
     config_class = getattr(own_class, "config_class", None) or Qwen3Config
-    values = {name: value for name, value in plan.config.items() if name not in ("model_type", "architectures")}
+    # An empty `rope_scaling` says nothing, and Transformers 5 warns of the old name.
+    left_out = {"model_type", "architectures"} | ({"rope_scaling"} if not plan.config.get("rope_scaling") else set())
+    values = {name: value for name, value in plan.config.items() if name not in left_out}
     try:
         config = config_class(**values)
     except (TypeError, ValueError) as error:

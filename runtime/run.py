@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from ddaudit.auditor.record import EntryRecord, PlainRecord, PromptVerdict, RunRecord
-from ddaudit.runtime.binding import Offer, bind, drafter_class, expand, parameter_names
+from ddaudit.runtime.binding import Offer, bind, drafter_class, expand, parameter_names, parse_argument
 from ddaudit.runtime.decoding import Reference, decode_plain
 from ddaudit.runtime.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
 from ddaudit.runtime.errors import RunError
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.record import Entry, Noise
     from ddaudit.runtime.binding import Argument, Call
+
+__all__ = ["RunError", "RunOptions", "parse_argument", "run"]
 
 _NOISE_POSITIONS = 128
 """Choices a prompt whose logits are kept for the noise: 127 MB a prompt at a vocabulary of 248,320."""
