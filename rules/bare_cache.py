@@ -97,7 +97,7 @@ class BareCache(Rule):
             """,
             """
             from ddaudit.runtime import crop_cache, make_cache
-            from transformers import DynamicCache, PreTrainedModel
+            from transformers import PreTrainedModel
 
             def verify(target: PreTrainedModel, block, start):
                 cache = make_cache(target)

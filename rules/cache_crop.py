@@ -65,8 +65,8 @@ class CacheCrop(Rule):
                 cache.crop(start + 1)
             """,
             """
-            from ddaudit.runtime import crop_cache
             from transformers import DynamicCache
+            from ddaudit.runtime import crop_cache
 
             def rewind(cache: DynamicCache, start):
                 crop_cache(cache, start + 1)
@@ -82,8 +82,8 @@ class CacheCrop(Rule):
                 return out
             """,
             """
-            from ddaudit.runtime import crop_cache
             from transformers import PreTrainedModel
+            from ddaudit.runtime import crop_cache
 
             def step(target: PreTrainedModel, ids, cache, start):
                 out = target(ids, cache=cache)

@@ -58,8 +58,8 @@ class HandCompaction(Rule):
                 cache.crop(past + len(path))
             """,
             """
-            from ddaudit.runtime import keep_in_cache
             from transformers import DynamicCache
+            from ddaudit.runtime import keep_in_cache
 
             def keep(cache: DynamicCache, past, path):
                 keep_in_cache(cache, past, path)

@@ -64,8 +64,8 @@ class HiddenIndex(Rule):
                 return [states[layer + 1] for layer in layers]
             """,
             """
-            from ddaudit.runtime import layer_output
             from transformers import PreTrainedModel
+            from ddaudit.runtime import layer_output
 
             def taps(model: PreTrainedModel, ids, layers):
                 states = model(ids, output_hidden_states=True).hidden_states

@@ -98,8 +98,8 @@ class ModelPath(Rule):
                 return model.model.norm(hidden), len(model.model.layers)
             """,
             """
-            from ddaudit.runtime import final_norm
             from transformers import PreTrainedModel
+            from ddaudit.runtime import final_norm
 
             def states(model: PreTrainedModel, hidden):
                 return final_norm(model)(hidden), len(model.get_decoder().layers)

@@ -47,8 +47,8 @@ class SingleEndToken(Rule):
                 return generate(target, ends=[tokenizer.eos_token_id])
             """,
             """
-            from ddaudit.runtime import stop_token_ids
             from transformers import AutoModelForCausalLM, AutoTokenizer
+            from ddaudit.runtime import stop_token_ids
 
             def main(name, generate):
                 tokenizer = AutoTokenizer.from_pretrained(name)
