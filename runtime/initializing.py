@@ -26,15 +26,17 @@ def build_random(build: Callable[[], nn.Module], device: torch.device, what: str
 
     It is built on the meta device first, so that one which does not fit is refused before memory is touched.
     """
-    with torch.device("meta"):
-        sketch = build()
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in sketch.parameters())
-    num_parameters = sum(tensor.numel() for tensor in sketch.parameters())
+    try:
+        with torch.device("meta"):
+            sketch = build()
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in sketch.parameters())
+    except RuntimeError:
+        num_bytes = 0  # a repository's class may read its tensors while it is built: on meta they have no values
     require_memory(num_bytes, device, what)
     torch.manual_seed(seed)
     with torch.device(device):
         model = build()
-    if num_parameters < TOY_PARAMETERS:
+    if sum(tensor.numel() for tensor in model.parameters()) < TOY_PARAMETERS:
         make_faults_visible(model, seed)
     return model.eval().requires_grad_(False)
 

@@ -229,10 +229,12 @@ def _decode_references(
 
 def _run_prompt(trial: _Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
     model = offer.target
+    if isinstance(offer.drafter, ScriptedDrafter):
+        offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
     if number == 0:
-        _call(trial, replace(offer, max_new_tokens=min(_WARM_UP_TOKENS, offer.max_new_tokens)), reference)
+        _call(trial, replace(offer, max_new_tokens=min(_WARM_UP_TOKENS, offer.max_new_tokens)))
     reset_peak_memory(model.device)
-    meter, returned = _call(trial, offer, reference)
+    meter, returned = _call(trial, offer)
     output = read_output(returned, offer.prompt_ids)
     found = _cut_at_stop(output.generated_ids, offer.stop_token_ids)
     trial.peak = max(trial.peak, peak_memory_bytes(model.device))
@@ -248,11 +250,9 @@ def _run_prompt(trial: _Trial, offer: Offer, number: int, reference: Reference, 
     )
 
 
-def _call(trial: _Trial, offer: Offer, reference: Reference) -> tuple[Any, Any]:
+def _call(trial: _Trial, offer: Offer) -> tuple[Any, Any]:
     function = trial.imported.function
     assert function is not None
-    if isinstance(offer.drafter, ScriptedDrafter):
-        offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
     bound = bind(function, trial.imported.owner, trial.call.arguments, offer)
     with metered(offer.target, offer.drafter, len(offer.prompt_ids), offer.target.device) as meter, torch.no_grad():
         returned = drain(function(**bound))

@@ -63,6 +63,7 @@ class ScriptedDrafter(nn.Module):
         self._hidden = torch.zeros(0, head.weight.shape[1], device=self.device, dtype=self.dtype)
         self._start = 0
         self._drawn: list[int] = []
+        self._script: tuple[int, tuple[int, ...]] | None = None
         self.num_misordered = 0
 
     @property
@@ -77,6 +78,9 @@ class ScriptedDrafter(nn.Module):
 
     def follow(self, prompt_length: int, continuation: Sequence[int]) -> None:
         """Script the drafts for one prompt: `continuation[i]` is the right token at position `prompt_length + i`."""
+        script = (prompt_length, tuple(continuation))
+        if script == self._script:
+            return
         wanted = [self._draw(prompt_length + i, token) for i, token in enumerate(continuation)]
         self._start = prompt_length
         self._drawn = [row.index(token) for row, token in zip(wanted, continuation, strict=True)]
@@ -89,6 +93,7 @@ class ScriptedDrafter(nn.Module):
                 "do not order the tokens as wanted",
                 "use `--drafter random` or a trained drafter",
             )
+        self._script = script
 
     def forward(
         self,
@@ -170,7 +175,7 @@ class ScriptedDrafter(nn.Module):
         Rows are taken relative to their mean, which moves all logits alike: trained heads have a large common part.
         """
         weight = self._head[0].weight.detach()
-        mean = weight.float().mean(0)
+        mean = weight.mean(0, dtype=torch.float32)
         high, low = self._levels()
         tokens = [list(row) for row in wanted]
         hidden = torch.zeros(len(wanted), weight.shape[1], device=self.device)

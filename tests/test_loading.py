@@ -119,6 +119,15 @@ def test_tensors_are_made_in_the_wanted_dtype_at_once():
     assert load("tiny-hybrid", random_weights=True, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
+def test_a_class_that_reads_its_tensors_is_built_all_the_same():
+    class Reads(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(3, 3)
+            self.scale = self.weight.sum().item()
+
+    assert isinstance(build_random(Reads, CPU, "toy", 0).scale, float)
+
+
 def test_dtype_by_default():
     config = Qwen3Config(dtype="float16")
     assert choose_dtype("auto", CPU, config) is torch.float32

@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tiny_models import qwen3
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from ddaudit.auditor.cli import main
 from ddaudit.auditor.record import EntryRecord, RunRecord
 from ddaudit.auditor.run_report import format_run, write_run
 from ddaudit.runtime.binding import Offer, bind, parse_argument
+from ddaudit.runtime.decoding import decode_plain
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.results import drain, read_output
 
@@ -204,6 +209,25 @@ def test_a_text_that_stops_at_once_is_lossy(fork):
     assert code == 1 and "24 of 24 tokens short" in record.entries[0].prompts[0].reason
 
 
+def test_texts_go_through_the_tokenizer_and_stop_tokens_end_them(fork, tmp_path):
+    """The stop token is the sixth that plain decoding chooses, so every text has that many tokens at most."""
+    model = qwen3()
+    ids = decode_plain(model, (1, 2, 3), 6).generated_ids
+    model.generation_config.eos_token_id = ids[5]
+    model.save_pretrained(tmp_path / "m")
+    words = {f"w{i}": i for i in range(101)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "m")
+    (tmp_path / "prompts").write_text("w1 w2 w3\n\nw4 w5\n")
+    arguments = ["--entry", "others:one_by_one", "--entry", "blocks:generate", "--prompts", str(tmp_path / "prompts")]
+    code, output, record = run(fork, *arguments, model=("--model", str(tmp_path / "m"), "--max-new-tokens", "20"))
+    assert code == 0, output
+    assert record.prompt_lengths == (3, 2) and "checkpoint" in record.model
+    # The generator of `one_by_one` leaves the stop token out, the other goes past it.
+    assert [entry.prompts[0].num_tokens for entry in record.entries] == [ids.index(ids[5]), ids.index(ids[5]) + 1]
+
+
 def test_values_given_twice_sweep(fork):
     arguments = ["--arg", "beam=1", "--arg", "generate.beam=2", "--arg", "max_new_tokens=9"]
     code, output, record = run(fork, "--entry", "blocks:generate", "--entry", "leaky:leak", *arguments)
@@ -375,3 +399,19 @@ def test_the_forks_folder_is_left_as_it_was(fork):
     run(fork, "--entry", "blocks:generate", "--entry", "others:raises")
     assert sorted(Path(fork).rglob("*")) == before
     assert not {"blocks", "others", "leaky"} & set(sys.modules)
+
+
+def test_the_demo_does_the_whole_job(tmp_path):
+    result = CliRunner().invoke(main, ["demo", "--json", str(tmp_path / "r.json")])
+    assert result.exit_code == 0, result.output
+    assert "DDA101" in result.output and "verdict: identical" in result.output
+    record = RunRecord.from_json(json.loads((tmp_path / "r.json").read_text()))
+    accepted = {entry.name.partition(":")[2]: entry.acceptance_length_mean for entry in record.entries}
+    # The tree finds again what the chain loses.
+    assert accepted["plain_generate"] == 1.0 and 2.5 < accepted["chain_generate"] < accepted["tree_generate"]
+
+
+def test_the_demo_without_its_sample_says_where_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr("ddaudit.auditor.cli_run.SAMPLE", tmp_path / "research_repo")
+    result = CliRunner().invoke(main, ["demo"])
+    assert result.exit_code == 2 and "checkout" in result.output
