@@ -19,7 +19,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except (FileNotFoundError, ValueError) as error:
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             click.echo(f"error: {error}", err=True)
             raise SystemExit(2) from None
 
