@@ -32,8 +32,8 @@ def fix(source: Path, output: Path | None, in_place: bool, diff: bool, check: bo
     Nothing is imported or executed. The fork has every file, the patch as `ddaudit.patch`, and what was done and
     left, and why, in `ddaudit.json`.
 
-    Exit code 0: nothing is left to do, 1: findings are left, or with `--diff` and `--check` something would change,
-    2: something could not be examined or fixed.
+    Exit code 0: nothing is left to do, 1: findings are left, 2: something could not be examined or fixed. With
+    `--diff` and `--check` 1 says that something would change, whatever is left.
     """
     from ddaudit.auditor.fork import plan_fix
     from ddaudit.auditor.placing import check_target, write_fork, write_in_place
@@ -60,10 +60,9 @@ def fix(source: Path, output: Path | None, in_place: bool, diff: bool, check: bo
         click.echo(line, err=diff)
     for line in _problems(plan, placed):
         click.echo(line, err=True)
-    code = plan.exit_code
-    if placed and placed.not_copied:
-        code = 2
-    sys.exit(max(code, int(bool(plan.changes) and not writes)))
+    if plan.exit_code == 2 or (placed and placed.not_copied):
+        sys.exit(2)
+    sys.exit(plan.exit_code if writes else int(bool(plan.changes)))
 
 
 def _report(plan: Plan, placed: Placed | None, unsafe: bool) -> Iterator[str]:

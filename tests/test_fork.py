@@ -371,6 +371,10 @@ def test_check_says_whether_something_would_change(source: Path, tmp_path: Path,
     assert contents(tmp_path) == before
     (source / "pkg" / "a.py").write_bytes(AFTER)
     assert fix(source, "--check")[0] == 0
+    # What no fix mends would not change, so it is no reason to stop a commit.
+    (source / "pkg" / "b.py").write_bytes(b"def f(make_cache):\n    old(1)\n")
+    assert fix(source, "--check")[0] == 0
+    assert fix(source, "-o", tmp_path / "fork")[0] == 1
 
 
 def test_the_default_target_is_patched_and_the_name(source: Path, tmp_path: Path, monkeypatch) -> None:
