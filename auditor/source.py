@@ -200,7 +200,9 @@ def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) ->
                 real = entry.resolve()
             except (OSError, RuntimeError):
                 # Before Python 3.13 a link to itself raises.
-                skipped[_relative(entry, root)] = Skipped(_relative(entry, root), SkipReason.SYMLINK, "a loop of links")
+                skipped[_relative(entry, root)] = Skipped(
+                    _relative(entry, root), SkipReason.UNREADABLE, "a loop of links"
+                )
                 continue
             if entry.is_symlink() and not real.is_relative_to(root):
                 if entry.suffix == ".py" or real.is_dir():
