@@ -105,9 +105,11 @@ def parse_argument(text: str) -> Argument:
     return Argument(function, parameter, parsed)
 
 
-def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """As in the signature, the one that takes any keyword as `**`."""
-    parameters = inspect.signature(function).parameters.values()
+def parameter_names(function: Callable[..., Any], owner: type | None) -> tuple[str, ...]:
+    """What an entry takes, with what its class takes where one has to be made. `**` stands for any keyword."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if owner is not None and not _is_drafter(owner):
+        parameters += _constructor_parameters(owner).values()
     return tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
 
 
@@ -138,10 +140,48 @@ def expand(entries: Mapping[Entry, Sequence[str]], arguments: Sequence[Argument]
 def bind(
     function: Callable[..., Any], owner: type | None, arguments: Mapping[str, Any], offer: Offer
 ) -> dict[str, Any]:
-    """Keyword arguments for `function`. A required parameter that nothing fits is an error that names it."""
+    """Keyword arguments for `function`. A required parameter that nothing fits is an error that names it.
+
+    `self` is the drafter for a method of the drafter's class; an instance of any other class is made.
+    """
+    parameters = dict(inspect.signature(function).parameters)
+    receiver: dict[str, Any] = {}
+    if owner is not None and "self" in parameters:
+        del parameters["self"]
+        if _is_drafter(owner):
+            _require_drafter("self", offer)
+            receiver["self"] = offer.drafter
+        else:
+            constructor = _constructor_parameters(owner)
+            own = {name: value for name, value in arguments.items() if name in constructor}
+            arguments = {name: value for name, value in arguments.items() if name in parameters or name not in own}
+            receiver["self"] = owner(**_bind(constructor, _constructor_hints(owner), own, offer, owner.__name__))
+    return receiver | _bind(parameters, _type_hints(function), arguments, offer, function.__name__)
+
+
+def drafter_class(function: Callable[..., Any], owner: type | None) -> type | None:
+    """The repository's own drafter class, from the method's class or the annotation of the drafter parameter."""
     parameters = dict(inspect.signature(function).parameters)
     hints = _type_hints(function)
-    roles = _model_roles(parameters, hints, owner)
+    if owner is not None and "self" in parameters:
+        del parameters["self"]
+        if _is_drafter(owner):
+            return owner
+        parameters |= _constructor_parameters(owner)
+        hints |= _constructor_hints(owner)
+    drafters = [name for name, role in _model_roles(parameters, hints).items() if role == "drafter"]
+    classes = (_plain_class(hints.get(name)) for name in drafters)
+    return next((found for found in classes if _is_own_module_class(found)), None)
+
+
+def _bind(
+    parameters: Mapping[str, inspect.Parameter],
+    hints: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    offer: Offer,
+    of: str,
+) -> dict[str, Any]:
+    roles = _model_roles(parameters, hints)
     bound: dict[str, Any] = {}
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -155,23 +195,23 @@ def bind(
             bound[name] = value
         elif parameter.default is parameter.empty:
             raise RunError(
-                f"nothing to give to the required parameter `{name}`",
-                f"pass it: `--arg {function.__name__}.{name}=VALUE`",
+                f"nothing to give to the required parameter `{name}` of `{of}`", f"pass it: `--arg {name}=VALUE`"
             )
-    bound.update({name: value for name, value in arguments.items() if name not in parameters})
-    return bound
+    return bound | {name: value for name, value in arguments.items() if name not in parameters}
 
 
-def drafter_class(function: Callable[..., Any], owner: type | None) -> type | None:
-    """The repository's own drafter class, from the method's class or the annotation of the drafter parameter."""
-    parameters = dict(inspect.signature(function).parameters)
-    hints = _type_hints(function)
-    for name, role in _model_roles(parameters, hints, owner).items():
-        if role == "drafter":
-            hint = owner if name == "self" else _plain_class(hints.get(name))
-            if _is_own_module_class(hint):
-                return hint
-    return None
+def _is_drafter(owner: type) -> bool:
+    """A module class of the repository that is no wrapper around a target."""
+    roles = _model_roles(_constructor_parameters(owner), _constructor_hints(owner))
+    return _is_own_module_class(owner) and "target" not in roles.values()
+
+
+def _constructor_parameters(owner: type) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(owner).parameters)
+
+
+def _constructor_hints(owner: type) -> dict[str, Any]:
+    return _type_hints(vars(owner).get("__init__", owner))
 
 
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -181,11 +221,11 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
         return dict(getattr(function, "__annotations__", {}))
 
 
-def _model_roles(parameters: Mapping[str, Any], hints: Mapping[str, Any], owner: type | None) -> dict[str, str]:
+def _model_roles(parameters: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, str]:
     """Which parameters are the target and the drafter. `model` is the drafter where another one is the target."""
     roles: dict[str, str] = {}
     for name in parameters:
-        if name in _DRAFTER_NAMES or (name == "self" and owner is not None):
+        if name in _DRAFTER_NAMES:
             roles[name] = "drafter"
         elif name in _TARGET_NAMES:
             roles[name] = "target"
@@ -247,11 +287,16 @@ def _value_for(role: str | None, name: str, parameter: inspect.Parameter, hint: 
                 f"`{name}` wants a tokenizer and the model has none", "use a checkpoint folder with a tokenizer"
             )
         return offer.tokenizer is not None, offer.tokenizer
+    if role == "drafter" and required:
+        _require_drafter(name, offer)
     if role == "drafter" and offer.drafter is None:
-        if required:
-            raise RunError(f"`{name}` wants a drafter", "give one: `--drafter scripted:0.7`, `random` or a folder")
         return False, None
     return (True, values[role]) if role in values else (False, None)
+
+
+def _require_drafter(name: str, offer: Offer) -> None:
+    if offer.drafter is None:
+        raise RunError(f"`{name}` wants a drafter", "give one: `--drafter scripted:0.7`, `random` or a folder")
 
 
 def _prompt_value(name: str, hint: Any, offer: Offer) -> Any:

@@ -162,7 +162,7 @@ def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, _Impo
         try:
             function, owner = load_function(folder, entry.module, entry.qualname)
             own_class = drafter_class(function, owner)
-            found[entry] = _Imported(entry, function, owner, own_class, parameter_names(function))
+            found[entry] = _Imported(entry, function, owner, own_class, parameter_names(function, owner))
         except RunError as error:
             # Not known what it takes: any `--arg` may have been meant for it.
             names = tuple(parameter.name for parameter in entry.parameters) or ("**",)

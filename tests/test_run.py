@@ -110,6 +110,17 @@ def wants_more(target, input_ids, tree_width):
 def says_nothing(target, input_ids):
     return "text"
 
+class Decoder:
+    def __init__(self, target, drafter, width=1):
+        self.target, self.width = target, width
+
+    @torch.no_grad()
+    def run(self, input_ids, max_new_tokens):
+        for _ in range(max_new_tokens // self.width):
+            token = self.target(input_ids, use_cache=False).logits[:, -1:].argmax(-1)
+            input_ids = torch.cat([input_ids, token], 1)
+        return input_ids
+
 class Chain:
     @staticmethod
     def short(target, input_ids, max_new_tokens):
@@ -184,7 +195,7 @@ def test_one_failing_entry_does_not_cost_the_others(fork):
     assert errors["others:raises"][0] == "KeyError: 'state' (others.py:16)"
     assert "pip install no_such_package_2" in errors["broken:f"][1]
     assert "`tree_width`" in errors["others:wants_more"][0]
-    assert "--arg wants_more.tree_width" in errors["others:wants_more"][1]
+    assert "--arg tree_width" in errors["others:wants_more"][1]
     assert "SystemExit" in errors["others:leaves"][0]
     assert "'text'" in errors["others:says_nothing"][0]
     assert all(text in output for pair in errors.values() for text in pair if text)
@@ -202,6 +213,15 @@ def test_generators_lists_and_other_names_are_understood(fork):
     entry = record.entries[0]
     assert (entry.verdict, entry.tokens, entry.rounds) == ("identical", 48, 46)
     assert entry.acceptance_length_mean == 1.0 and entry.acceptance_source == "measured"
+
+
+def test_a_class_that_holds_the_models_is_made(fork):
+    code, output, record = run(fork, "--entry", "others:Decoder.run", "--arg", "width=1", "--arg", "width=3")
+    assert code == 1, output
+    assert [(entry.name, entry.verdict) for entry in record.entries] == [
+        ("others:Decoder.run[width=1]", "identical"),
+        ("others:Decoder.run[width=3]", "lossy"),
+    ]
 
 
 def test_a_text_that_stops_at_once_is_lossy(fork):
