@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import platform
 import sys
-import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
-from ddaudit.auditor.record import EntryRecord, PlainRecord, PromptVerdict, RunRecord
-from ddaudit.runtime.binding import Offer, bind, drafter_class, expand, parameter_names, parse_argument
+from ddaudit.auditor.record import PlainRecord, RunRecord
+from ddaudit.runtime.arguments import expand, parse_argument
+from ddaudit.runtime.binding import Offer, bind, drafter_class, parameter_names
 from ddaudit.runtime.decoding import Reference, decode_plain
 from ddaudit.runtime.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
 from ddaudit.runtime.errors import RunError
@@ -24,13 +23,15 @@ from ddaudit.runtime.metering import metered, peak_memory_bytes, reset_peak_memo
 from ddaudit.runtime.prompts import Prompt, make_prompts
 from ddaudit.runtime.results import drain, read_output
 from ddaudit.runtime.scripted import ScriptedDrafter
-from ddaudit.runtime.verdict import judge_prompt, measure_noise, worst
+from ddaudit.runtime.trial import Imported, Trial, explain, finish
+from ddaudit.runtime.verdict import judge_prompt, measure_noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from ddaudit.auditor.record import Entry, Noise
-    from ddaudit.runtime.binding import Argument, Call
+    from ddaudit.runtime.arguments import Argument
 
 __all__ = ["RunError", "RunOptions", "parse_argument", "run"]
 
@@ -58,42 +59,6 @@ class RunOptions:
     prompt_tokens: int = 32
 
 
-@dataclass(frozen=True)
-class _Imported:
-    """An entry's function, or why there is none."""
-
-    entry: Entry
-    function: Callable[..., Any] | None = None
-    owner: type | None = None
-    own_class: type | None = None
-    """The repository's drafter class that the entry takes."""
-    parameters: tuple[str, ...] = ()
-    failure: tuple[str, str] = ("", "")
-
-
-@dataclass
-class _Trial:
-    """One call on its way over the prompts: what it needs, and what it has given so far."""
-
-    call: Call
-    imported: _Imported
-    drafter: Any = None
-    tokens: int = 0
-    decode_s: float = 0.0
-    rounds: int = 0
-    lengths: list[float] = field(default_factory=list)
-    stage_s: dict[str, float] = field(default_factory=dict)
-    stage_source: str = ""
-    peak: int = 0
-    verdicts: list[PromptVerdict] = field(default_factory=list)
-    failure: tuple[str, str] = ("", "")
-    """What went wrong and the remedy, empty while nothing did."""
-
-    @property
-    def is_alive(self) -> bool:
-        return not self.failure[0]
-
-
 def run(
     folder: Path,
     entries: Sequence[Entry],
@@ -114,7 +79,7 @@ def run(
     with isolated_imports(folder):
         imported = _import_entries(entries, folder)
         calls = expand({entry: found.parameters for entry, found in imported.items()}, arguments)
-        trials = [_Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
+        trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
         if not any(trial.is_alive for trial in trials):
             return _record(folder, options, device, None, (), None, None, trials)
         progress(f"loading {options.model}")
@@ -152,30 +117,28 @@ def run(
                 try:
                     _run_prompt(trial, replace(offer, drafter=trial.drafter), number, reference, noise)
                 except (Exception, SystemExit) as error:
-                    trial.failure = _explain(error, folder)
+                    trial.failure = explain(error, folder)
     return _record(folder, options, device, target, prompts, noise, plain, trials)
 
 
-def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, _Imported]:
+def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, Imported]:
     found = {}
     for entry in entries:
         try:
             function, owner = load_function(folder, entry.module, entry.qualname)
             own_class = drafter_class(function, owner)
-            found[entry] = _Imported(entry, function, owner, own_class, parameter_names(function, owner))
+            found[entry] = Imported(entry, function, owner, own_class, parameter_names(function, owner))
         except RunError as error:
             # Not known what it takes: any `--arg` may have been meant for it.
             names = tuple(parameter.name for parameter in entry.parameters) or ("**",)
-            found[entry] = _Imported(entry, parameters=names, failure=(str(error), error.remedy))
+            found[entry] = Imported(entry, parameters=names, failure=(str(error), error.remedy))
     # An entry without annotations still drafts with the repository's class, where there is just one.
     inside = [module for module in list(sys.modules.values()) if lies_under(module, folder.resolve())]
     only_class = own_drafter_class(inside)
     return {entry: replace(each, own_class=each.own_class or only_class) for entry, each in found.items()}
 
 
-def _make_drafters(
-    trials: Sequence[_Trial], folder: Path, options: RunOptions, plan: DraftPlan, target: Target
-) -> None:
+def _make_drafters(trials: Sequence[Trial], folder: Path, options: RunOptions, plan: DraftPlan, target: Target) -> None:
     """One drafter for each drafter class of the repository, shared by its entries."""
     made: dict[type | None, Any] = {}
     for trial in trials:
@@ -185,7 +148,7 @@ def _make_drafters(
                 made[own_class] = make_drafter(options.drafter, plan, own_class, target, options.seed)
             trial.drafter = made.get(own_class)
         except Exception as error:
-            trial.failure = _explain(error, folder)
+            trial.failure = explain(error, folder)
 
 
 def _stop_token_ids(target: Target) -> tuple[int, ...]:
@@ -227,7 +190,7 @@ def _decode_references(
     return plain, [replace(reference, logits=reference.logits[:0].clone()) for reference in references], noise
 
 
-def _run_prompt(trial: _Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
+def _run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
     model = offer.target
     if isinstance(offer.drafter, ScriptedDrafter):
         offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
@@ -250,7 +213,7 @@ def _run_prompt(trial: _Trial, offer: Offer, number: int, reference: Reference, 
     )
 
 
-def _call(trial: _Trial, offer: Offer) -> tuple[Any, Any]:
+def _call(trial: Trial, offer: Offer) -> tuple[Any, Any]:
     function = trial.imported.function
     assert function is not None
     bound = bind(function, trial.imported.owner, trial.call.arguments, offer)
@@ -264,52 +227,6 @@ def _cut_at_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> tuple[int
     return tuple(ids[:end])
 
 
-def _explain(error: BaseException, folder: Path) -> tuple[str, str]:
-    """What happened, with the repository's own line, and what to do."""
-    if isinstance(error, RunError):
-        return str(error), error.remedy
-    text = f"{type(error).__name__}: {error}".strip()
-    root = folder.resolve()
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root)]
-    if frames:
-        text += f" ({Path(frames[-1].filename).relative_to(root).as_posix()}:{frames[-1].lineno})"
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return text, "lower `--max-new-tokens`, `--prompt-tokens` or the entry's own budget"
-    if isinstance(error, SystemExit):
-        return text, "the entry ends the program itself: name a function that generates, not a script's `main`"
-    return text, "`ddaudit scan` names the places that break on this architecture, `ddaudit fix` mends them"
-
-
-def _finish(trial: _Trial) -> EntryRecord:
-    call = trial.call
-    if not trial.is_alive:
-        error, remedy = trial.failure
-        return EntryRecord(
-            call.name, call.arguments, "error", error=error, remedy=remedy, prompts=tuple(trial.verdicts)
-        )
-    after_first = trial.tokens - len(trial.verdicts)
-    mean: float | None = None
-    if trial.lengths:
-        mean = sum(trial.lengths) / len(trial.lengths)
-    elif trial.rounds:
-        mean = after_first / trial.rounds
-    return EntryRecord(
-        name=call.name,
-        arguments=call.arguments,
-        verdict=worst([verdict.verdict for verdict in trial.verdicts]),
-        tokens=trial.tokens,
-        tokens_per_s=after_first / trial.decode_s if trial.decode_s else 0.0,
-        decode_s=trial.decode_s,
-        acceptance_length_mean=mean,
-        acceptance_source="entry" if trial.lengths else "measured",
-        rounds=trial.rounds or None,
-        stage_s=trial.stage_s,
-        stage_source=trial.stage_source,
-        peak_memory_bytes=trial.peak,
-        prompts=tuple(trial.verdicts),
-    )
-
-
 def _record(
     folder: Path,
     options: RunOptions,
@@ -318,7 +235,7 @@ def _record(
     prompts: Sequence[Prompt],
     noise: Noise | None,
     plain: PlainRecord | None,
-    trials: Sequence[_Trial],
+    trials: Sequence[Trial],
 ) -> RunRecord:
     try:
         version = metadata.version("ddaudit")
@@ -339,6 +256,6 @@ def _record(
         prompt_lengths=tuple(len(prompt.ids) for prompt in prompts),
         noise=noise,
         plain=plain,
-        entries=tuple(_finish(trial) for trial in trials),
+        entries=tuple(finish(trial) for trial in trials),
         peak_memory_kind="device" if device.type == "cuda" else "process",
     )

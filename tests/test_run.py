@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from ddaudit.auditor.cli import main
 from ddaudit.auditor.record import EntryRecord, RunRecord
 from ddaudit.auditor.run_report import format_run, write_run
-from ddaudit.runtime.binding import Offer, bind, parse_argument
+from ddaudit.runtime.arguments import parse_argument
+from ddaudit.runtime.binding import Offer, bind
 from ddaudit.runtime.decoding import decode_plain
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.results import drain, read_output
