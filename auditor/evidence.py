@@ -22,7 +22,12 @@ Seed = tuple[Variable, Value]
 def add_evidence(flow: Flow) -> None:
     """Seed what calls prove, then what paths and names suggest, each only where nothing surer is known."""
     for stage in (_called_as_models, _passed_as_caches, _walked_as_models, _used_as_caches, _named_models):
-        for variable, value in [seed for file in flow.files.values() for seed in stage(file, flow)]:
+        surest: dict[Variable, Value] = {}
+        for file in flow.files.values():
+            for variable, value in stage(file, flow):
+                if variable not in surest or value.rank > surest[variable].rank:
+                    surest[variable] = value
+        for variable, value in surest.items():
             flow.seed(variable, value)
         flow.solve()
 

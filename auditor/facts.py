@@ -64,6 +64,7 @@ class FileFacts:
 
     file: File
     facts: Facts
+    _values: dict[ast.AST, tuple[Value, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def source(self) -> SourceFile:
@@ -140,11 +141,28 @@ class FileFacts:
     def values(self, node: ast.AST) -> tuple[Value, ...]:
         if not isinstance(node, ast.expr):
             return ()
-        return self.facts.flow.values(node, self.scope(node))
+        if node not in self._values:
+            self._values[node] = self.facts.flow.values(node, self.scope(node))
+        return self._values[node]
 
     def holds(self, node: ast.AST, *kinds: Kind) -> Value | None:
         """The surest value of one of these kinds."""
         return next((value for value in self.values(node) if value.kind in kinds), None)
+
+    def is_stock(self, node: ast.AST) -> bool:
+        """Whether nothing says that this is an instance of the repository's own class."""
+        return self.holds(node, Kind.OWN) is None
+
+    def is_set_by_own_class(self, node: ast.Attribute) -> bool:
+        """Whether the class of `self` sets the attribute itself."""
+        if not isinstance(node.value, ast.Name) or self.holds(node.value, Kind.OWN) is None:
+            return False
+        function = self.function(node)
+        return (
+            function is not None
+            and function.self_name == node.value.id
+            and any(value.kind in (Kind.OTHER, Kind.OWN) for value in self.values(node))
+        )
 
     def qualified_names(self, node: ast.AST) -> set[str]:
         """Names of other packages that this expression can mean."""
@@ -249,20 +267,19 @@ class FileFacts:
 
     def is_legacy_branch(self, node: ast.AST) -> bool:
         """In code that a test for an attribute or class of old releases keeps from running on new ones."""
-        for above in (node, *self.ancestors(node)):
-            holder = self.parent(above)
-            if isinstance(holder, ast.If):
-                in_body, test = above in holder.body, holder.test
-                if above is test:
-                    return _tests_legacy(test)
-            elif isinstance(holder, ast.IfExp):
-                in_body, test = above is holder.body, holder.test
-            else:
-                continue
-            negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-            if _tests_legacy(test) and in_body is not negated:
-                return True
-        return False
+        return any(item in self._legacy_parts for item in (node, *self.ancestors(node)))
+
+    @cached_property
+    def _legacy_parts(self) -> set[ast.AST]:
+        """Tests for old releases, and what runs only where they hold."""
+        parts: set[ast.AST] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.If | ast.IfExp) and _tests_legacy(node.test):
+                negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+                runs = node.orelse if negated else node.body
+                parts.add(node.test)
+                parts.update(runs if isinstance(runs, list) else [runs])
+        return parts
 
 
 def _tests_legacy(test: ast.expr) -> bool:
@@ -329,8 +346,8 @@ def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUs
     for keyword in call.keywords:
         if keyword.arg in library.CACHE_KEYWORDS:
             for use in caches(keyword.value):
-                if model is not None:
+                if owner is not None:
+                    use.owners.append(Use(call, callee, scope, owner))
+                elif model is not None:
                     use.models.append(Use(call, callee, scope, model))
                     use.is_tree_masked |= masked
-                elif owner is not None:
-                    use.owners.append(Use(call, callee, scope, owner))

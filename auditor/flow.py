@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor import library
+from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.scopes import Class, File, Function, Scope, Source, Variable
 from ddaudit.auditor.values import Kind, Value
 
@@ -463,6 +464,11 @@ class Flow:
 
     def _instances(self, value: Value, owner: Class) -> list[Value]:
         made = [replace(value, kind=Kind.OWN)]
+        name = owner.node.name
+        if library.MODEL_CLASS.search(name) and self.is_module_class(owner):
+            # Whoever holds one from outside walks into it as into the stock model that it copies.
+            fact = self._fact(owner.node, owner.outer.file, f"`{name}` is a causal language model of the repository")
+            made.append(Value(Kind.MODEL, value.origin, Confidence.LIKELY, (fact,)))
         init = next(iter(owner.methods.values()), None)
         return made + (self._self(init)[1:] if init is not None and init.takes_self else [])
 

@@ -80,6 +80,10 @@ class SourceFile:
         """Code-point offset of each line's first character, as the parser counts lines."""
         return [0] + [match.end() for match in NEWLINE.finditer(self.text)]
 
+    @cached_property
+    def _is_ascii(self) -> bool:
+        return self.text.isascii()
+
     def line(self, number: int) -> str:
         """Text of a line, counted from 1, with its newline."""
         starts = self.line_starts
@@ -87,8 +91,7 @@ class SourceFile:
 
     def offset(self, line: int, byte_column: int) -> int:
         """Code-point offset of the parser's position: a line from 1 and a column in UTF-8 bytes from 0."""
-        text = self.line(line)
-        if text.isascii():
+        if self._is_ascii or (text := self.line(line)).isascii():
             return self.line_starts[line - 1] + byte_column
         return self.line_starts[line - 1] + len(text.encode()[:byte_column].decode())
 

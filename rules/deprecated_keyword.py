@@ -11,16 +11,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.finding import Applicability, Edit, Fix, Severity
+from ddaudit.auditor.finding import Applicability, Confidence, Edit, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind
+from ddaudit.auditor.scopes import Class
+from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddaudit.auditor.facts import FileFacts
     from ddaudit.auditor.finding import Finding
-    from ddaudit.auditor.values import Value
 
 NEEDS_NEW = "the new name does not exist before Transformers 5.24"
 
@@ -93,7 +93,7 @@ class DeprecatedKeyword(Rule):
             match keyword.arg:
                 case "past_key_values" | "cache_position":
                     called = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
-                    if called is not None:
+                    if called is not None and file.is_stock(node.func):
                         yield self._forward(keyword, called, file)
                 case "past_key_value":
                     if (called := file.holds(node.func, Kind.LAYER)) is not None:
@@ -113,14 +113,7 @@ class DeprecatedKeyword(Rule):
         return self.report(file, keyword, called, fix=NEEDS_NEW, old="past_key_values=", new="cache=", until=until)
 
     def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
-        called = next(
-            (
-                value
-                for value in file.values(call.func)
-                if value.kind is Kind.LIBRARY and value.origin.startswith("transformers.")
-            ),
-            None,
-        )
+        called = _loader(call, file)
         if called is None:
             return
         if keyword.arg == "tokenizer":
@@ -131,6 +124,23 @@ class DeprecatedKeyword(Rule):
         elif called.origin.endswith((".from_pretrained", ".from_config", ".pipeline")):
             fix = _rename(keyword, "dtype", file)
             yield self.report(file, keyword, called, fix=fix, old="torch_dtype=", new="dtype=", until=" since 4.56")
+
+
+def _loader(call: ast.Call, file: FileFacts) -> Value | None:
+    """What is called, if it is Transformers' own or a class of the repository that passes the argument on to it."""
+    for value in file.values(call.func):
+        if value.kind is Kind.LIBRARY and value.origin.startswith("transformers."):
+            return value
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    for value in file.values(owner):
+        target = file.definition(value)
+        if value.kind is Kind.OWN_CLASS and isinstance(target, Class):
+            for base in file.facts.flow.bases(target):
+                if isinstance(base, str) and base.startswith("transformers."):
+                    made = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+                    fact = f"{file.source.path}:{call.lineno}: `{target.node.name}` subclasses `{base}`"
+                    return Value(Kind.LIBRARY, f"{base}.{made}".rstrip("."), Confidence.LIKELY, (fact,))
+    return None
 
 
 def _rename(keyword: ast.keyword, name: str, file: FileFacts) -> Fix:

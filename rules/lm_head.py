@@ -91,7 +91,7 @@ class LmHead(Rule):
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in HEAD_NAMES:
                 model = file.holds(base, Kind.MODEL, Kind.BACKBONE)
-                if model is not None and not _is_own(node, file):
+                if model is not None and not file.is_set_by_own_class(node):
                     yield self.report(file, node, model, fix=_fix(node, file), path=file.text(node))
             case ast.Attribute(value=base, attr="tie_word_embeddings"):
                 config = file.holds(base, Kind.TEXT_CONFIG)
@@ -107,14 +107,6 @@ class LmHead(Rule):
         if (table := file.holds(right, Kind.EMBEDDING_WEIGHT)) is not None:
             reason = "the product becomes a call of the head"
             yield self.report(file, node, table, severity=Severity.SILENT, message=INPUT_MATRIX, fix=reason)
-
-
-def _is_own(node: ast.Attribute, file: FileFacts) -> bool:
-    """Whether the repository's own class sets the attribute."""
-    values = file.values(node.value)
-    return any(value.kind is Kind.OWN for value in values) and any(
-        value.kind in (Kind.OTHER, Kind.OWN) for value in file.values(node)
-    )
 
 
 def _fix(node: ast.Attribute, file: FileFacts) -> Fix | str:

@@ -117,7 +117,7 @@ class ModelPath(Rule):
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         assert isinstance(node, ast.Attribute)
         above = file.parent(node)
-        if node.attr not in PARTS | INNER_NAMES or _is_own(node, file):
+        if node.attr not in PARTS | INNER_NAMES or file.is_set_by_own_class(node):
             return
         base = file.holds(node.value, Kind.MODEL, Kind.BACKBONE)
         if base is None:
@@ -129,14 +129,6 @@ class ModelPath(Rule):
             return
         accessor, fix = _fix(node, root, path, file)
         yield self.report(file, node, base, fix=fix, path=file.text(node), accessor=accessor)
-
-
-def _is_own(node: ast.Attribute, file: FileFacts) -> bool:
-    """Whether the repository's own class sets the attribute."""
-    values = file.values(node.value)
-    if not any(value.kind is Kind.OWN for value in values):
-        return False
-    return any(value.kind is Kind.OTHER or value.kind is Kind.OWN for value in file.values(node))
 
 
 def _split(node: ast.Attribute) -> tuple[ast.expr, list[str]]:

@@ -83,7 +83,7 @@ class TreeMask(Rule):
         model = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
         given = {keyword.arg: keyword for keyword in node.keywords}
         keyword = given.get("attention_mask")
-        if model is None or keyword is None:
+        if model is None or keyword is None or not file.is_stock(node.func):
             return
         mask = file.holds(keyword.value, Kind.TREE_MASK)
         caches = [
