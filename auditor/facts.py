@@ -132,9 +132,9 @@ class FileFacts:
                 return block
         return [statement]
 
-    def in_string(self, node: ast.AST) -> bool:
-        """Inside an f-string, whose positions older parsers misplace and whose quotes a rewrite may break."""
-        return any(isinstance(above, ast.JoinedStr) for above in self.ancestors(node))
+    def string_around(self, node: ast.AST) -> ast.JoinedStr | None:
+        """The outermost f-string in which this stands."""
+        return next((above for above in reversed([*self.ancestors(node)]) if isinstance(above, ast.JoinedStr)), None)
 
     # Values
 
