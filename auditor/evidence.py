@@ -154,6 +154,8 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
                 pass
             case ast.Subscript(value=ast.Subscript(value=base)):
                 attr = ""
+            case ast.Attribute(value=ast.Subscript(value=base), attr="shape" | "size"):
+                attr = ""
             case ast.For(iter=base, target=ast.Tuple()) | ast.comprehension(iter=base, target=ast.Tuple()):
                 attr = ""
             case _:

@@ -18,7 +18,6 @@ INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"^(PreTrained|Pretrained)Config$"), Kind.CONFIG),
     (re.compile(r"^(\w*Cache)$"), Kind.CACHE),
     (re.compile(r"(Tokenizer|TokenizerFast|Processor|PreTrainedTokenizer\w*)$"), Kind.TOKENIZER),
-    (re.compile(r"(Output|OutputWithPast|OutputWithPastAndCrossAttentions)$"), Kind.OUTPUT),
     (re.compile(r"DecoderLayer$"), Kind.LAYER),
     (re.compile(r"Model$"), Kind.BACKBONE),
 )
@@ -80,7 +79,9 @@ MODEL_NAMES = re.compile(
     r"(model|lm|llm|target|vlm|verifier|base)(_(model|lm|hf))*$",
     re.IGNORECASE,
 )
-CACHE_NAMES = re.compile(r"^_*(\w+_)?(past|cache|kv|past_key_values?|kv_cache|pkv)(_(target|draft|model|cache))*$")
+CACHE_NAMES = re.compile(
+    r"^_*(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
+)
 CACHE_PATHS = frozenset({"get_seq_length", "key_cache", "value_cache", "to_legacy_cache", "get_usable_length"}) | {
     "seen_tokens", "get_max_cache_shape", "get_max_length", "get_mask_sizes", "is_croppable", "reorder_cache",
 }  # fmt: skip

@@ -31,6 +31,7 @@ LAYERLESS = (
     "a linear-attention layer has no keys and values, so this raises on hybrid models; "
     "pass over layers that `cache.is_linear` marks"
 )
+TUPLE = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where it has keys"
 REASON = "what replaces it depends on what the values are for"
 
 
@@ -39,7 +40,7 @@ class CacheInternals(Rule):
     kind = "cache-internals"
     severity = Severity.ERROR
     message = "`{name}` of a cache is gone in Transformers 5: {remedy}"
-    nodes = (ast.Attribute, ast.Subscript, ast.For, ast.comprehension)
+    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
         Good("""
@@ -84,9 +85,11 @@ class CacheInternals(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
-        if file.is_legacy_branch(node):
+        if file.is_legacy_branch(node) or _is_own_forward(node, file):
             return
         match node:
+            case ast.Assign(targets=[ast.Tuple()], value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
+                yield self.report(file, base, cache, fix=REASON, name="k, v = cache", remedy=TUPLE)
             case ast.Attribute(value=base, attr=attr) if attr in REMOVED:
                 cache = file.holds(base, Kind.CACHE)
                 if cache is None and attr == "from_legacy_cache":
@@ -95,8 +98,7 @@ class CacheInternals(Rule):
                 if cache is not None:
                     yield self.report(file, node, cache, fix=REASON, name=attr, remedy=_remedy(attr))
             case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
-                remedy = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where it has keys"
-                yield self.report(file, node, cache, fix=REASON, name="cache[i]", remedy=remedy)
+                yield self.report(file, node, cache, fix=REASON, name="cache[i]", remedy=TUPLE)
             case ast.Subscript(value=base) if file.holds(base, Kind.CACHE_LAYERS) is not None:
                 yield from self._one_layer(node, file)
             case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
@@ -132,6 +134,12 @@ class CacheInternals(Rule):
         )
         if reads and not any(_asks_kind(item, file) for item in inside):
             yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS)
+
+
+def _is_own_forward(node: ast.AST, file: FileFacts) -> bool:
+    """In the forward of the repository's own module, which fills its own cache."""
+    function = file.function(node)
+    return function is not None and function.name == "forward" and file.module_class(node) is not None
 
 
 def _asks_kind(node: ast.AST, file: FileFacts) -> bool:

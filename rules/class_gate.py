@@ -93,7 +93,9 @@ class ClassGate(Rule):
                 for item in named:
                     name = next((n for n in file.qualified_names(item) if FAMILY_CLASS.match(n)), None)
                     if name is not None and not name.endswith("PreTrainedModel"):
-                        yield self.report(file, node, Value(Kind.LIBRARY, name), severity=Severity.SILENT, fix=REASON)
+                        fact = f"{file.source.path}:{node.lineno}: `{name}` is one family's class"
+                        gate = Value(Kind.LIBRARY, name, evidence=(fact,))
+                        yield self.report(file, node, gate, severity=Severity.SILENT, fix=REASON)
                         return
             case ast.If() if _raises(node) and (pattern := _matches_name(node.test, file)) is not None:
                 yield self.report(file, node.test, pattern, fix=REASON)

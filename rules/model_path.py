@@ -76,6 +76,14 @@ class ModelPath(Rule):
             def place(model: PreTrainedModel):
                 return model.model.device
         """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def blocks(model: PreTrainedModel):
+                if hasattr(model.model, "language_model"):
+                    return model.model.language_model.layers
+                return model.get_decoder().layers
+        """),
         Bad(
             """
             from transformers import PreTrainedModel
@@ -124,11 +132,25 @@ class ModelPath(Rule):
             return
         if isinstance(above, ast.Attribute) and above.attr in PARTS | INNER_NAMES | HEAD_NAMES | NEUTRAL:
             return
+        if _is_one_of_several(node, file):
+            return
         root, path = _split(node)
         if _is_peft_wrapper(node, path):
             return
         accessor, fix = _fix(node, root, path, file)
         yield self.report(file, node, base, fix=fix, path=file.text(node), accessor=accessor)
+
+
+def _is_one_of_several(node: ast.AST, file: FileFacts) -> bool:
+    """Whether a test for such a path chooses between this one and others."""
+    for above in file.ancestors(node):
+        if isinstance(above, ast.If | ast.IfExp):
+            for part in ast.walk(above.test):
+                match part:
+                    case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
+                        if name in PARTS | INNER_NAMES:
+                            return True
+    return False
 
 
 def _split(node: ast.Attribute) -> tuple[ast.expr, list[str]]:
