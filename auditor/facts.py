@@ -231,6 +231,13 @@ class FileFacts:
                 return owner
         return None
 
+    def model_for(self, cache: Value, site: ast.AST) -> str | None:
+        """Text of the one name in this function for the model that takes the cache, bound before `site`."""
+        here = self.function(site)
+        uses = [use for use in self.cache_use(cache).models if use.scope.enclosing_function is here]
+        names = {self.text(use.callee) for use in uses if self.is_bound_before(use.callee, site)}
+        return names.pop() if len(names) == 1 else None
+
     # What may be edited
 
     def is_read(self, node: ast.AST) -> bool:

@@ -136,20 +136,18 @@ def _has_layers(call: ast.Call) -> bool:
 
 
 def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
-    use = file.cache_use(cache)
-    here = file.function(call)
-    names = {file.text(other.callee): other.callee for other in use.models if other.scope.enclosing_function is here}
-    bound = [text for text, callee in names.items() if file.is_bound_before(callee, call)]
-    if len(bound) != 1:
+    model = file.model_for(cache, call)
+    if model is None:
         return "no single name of the model has its value where the cache is made"
     if call.keywords:
         return "the cache is made with other arguments"
+    use = file.cache_use(cache)
     if not use.goes_back and not use.is_tree_masked:
-        replacement = f"{file.text(call.func)}(config={bound[0]}.config)"
+        edit = file.edit(call, f"{file.text(call.func)}(config={model}.config)")
         reason = "the config gives each layer the kind the model asks for; the same layers on full attention"
-        return Fix((file.edit(call, replacement),), Applicability.SAFE, reason)
+        return Fix((edit,), Applicability.SAFE, reason)
     if (runtime := file.runtime_call("make_cache", call)) is None:
         return "the names `make_cache` and `runtime` mean something else here"
     reason = "the same cache on full attention, and on every other layer kind one that can go back exactly"
-    edit = file.edit(call, f"{runtime[0]}({bound[0]})")
+    edit = file.edit(call, f"{runtime[0]}({model})")
     return Fix((edit,), Applicability.SAFE, reason, (runtime[1],))
