@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ddaudit.auditor.finding import Confidence
+
+if TYPE_CHECKING:
+    import ast
+
+    from ddaudit.auditor.scopes import File
 
 RANK = {Confidence.GUESS: 0, Confidence.LIKELY: 1, Confidence.PROVEN: 2}
 
@@ -60,3 +66,19 @@ class Value:
     @property
     def rank(self) -> int:
         return RANK[self.confidence]
+
+
+def made(kind: Kind, node: ast.AST, file: File, fact: str, by: Value | None = None) -> Value:
+    """A value that `node` makes, as sure as what it is made by."""
+    evidence = (fact_at(node, file, fact),)
+    if by is None:
+        return Value(kind, place(node, file), evidence=evidence)
+    return Value(kind, place(node, file), by.confidence, by.evidence[:3] + evidence)
+
+
+def place(node: ast.AST, file: File) -> str:
+    return f"{file.source.path}:{getattr(node, 'lineno', 1)}:{getattr(node, 'col_offset', 0)}"
+
+
+def fact_at(node: ast.AST, file: File, fact: str) -> str:
+    return f"{file.source.path}:{getattr(node, 'lineno', 1)}: {fact}"
