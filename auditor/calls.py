@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddaudit.auditor import library
 from ddaudit.auditor.expressions import attribute, evaluate
 from ddaudit.auditor.finding import Confidence
+from ddaudit.auditor.patching import hook
 from ddaudit.auditor.scopes import Class, Function, Scope, Source
 from ddaudit.auditor.values import Kind, Value, fact_at, made, place
 
@@ -34,6 +35,7 @@ def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
                 found.append(made(Kind.TREE_MASK, call, scope.file, fact))
             if attr in ("unwrap_model", "prepare", "prepare_model") and call.args:
                 found += evaluate(flow, call.args[0], scope)
+    hook(flow, call, scope)
     for value in evaluate(flow, call.func, scope):
         found += _called(flow, value, call, scope)
     return found
@@ -118,6 +120,10 @@ def _pass(flow: Flow, call: ast.Call, scope: Scope, function: Function, skip: in
 
 def _library_call(flow: Flow, name: str, call: ast.Call, scope: Scope) -> list[Value]:
     owner, _, last = name.rpartition(".")
+    if name == "torch.compile":
+        models = evaluate(flow, call.args[0], scope) if call.args else []
+        compiled = [replace(value, kind=Kind.COMPILED) for value in models if value.kind is Kind.MODEL]
+        return models + compiled
     if name in library.TRANSPARENT_CALLS:
         position = 1 if name == "typing.cast" else 0
         return evaluate(flow, call.args[position], scope) if len(call.args) > position else []

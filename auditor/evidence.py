@@ -21,7 +21,14 @@ Seed = tuple[Variable, Value]
 
 def add_evidence(flow: Flow) -> None:
     """Seed what calls prove, then what paths and names suggest, each only where nothing surer is known."""
-    for stage in (_called_as_models, _passed_as_caches, _walked_as_models, _used_as_caches, _named_models):
+    for stage in (
+        _passed_as_configs,
+        _called_as_models,
+        _passed_as_caches,
+        _walked_as_models,
+        _used_as_caches,
+        _named_models,
+    ):
         surest: dict[Variable, Value] = {}
         for file in flow.files.values():
             for variable, value in stage(file, flow):
@@ -93,6 +100,26 @@ def _result_fields(call: ast.Call, file: File, fields: dict[tuple[Scope, str], s
             home = file.scopes[call].find(name)
             return fields[home, name] if home is not None else set()
     return set()
+
+
+def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
+    """Given to a loader of Transformers as the configuration."""
+    for node in file.nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="from_config" | "_from_config"), args=[given, *_]):
+                pass
+            case ast.Call(keywords=keywords) if any(keyword.arg == "config" for keyword in keywords):
+                given = next(keyword.value for keyword in keywords if keyword.arg == "config")
+            case _:
+                continue
+        scope = file.scopes[node]
+        assert isinstance(node, ast.Call)
+        names = [value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY]
+        variable = flow.variable(given, scope)
+        if variable is None or flow.held(variable) or not any(name.startswith("transformers.") for name in names):
+            continue
+        fact = f"`{ast.unparse(given)}` is given to `{ast.unparse(node.func)[:60]}` as the config"
+        yield variable, _value(Kind.CONFIG, given, file, Confidence.PROVEN, fact)
 
 
 def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:

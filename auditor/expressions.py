@@ -75,6 +75,10 @@ def attribute(flow: Flow, value: Value, attr: str) -> list[Value]:
             return _own_attribute(flow, value, attr)
         case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
             return _model_attribute(value, attr)
+        case Kind.LAYER if attr in library.ATTENTION_NAMES:
+            return [replace(value, kind=Kind.ATTENTION)]
+        case Kind.COMPILED if attr == "_orig_mod":
+            return [replace(value, kind=Kind.MODEL)]
         case Kind.EMBEDDING if attr == "weight":
             return [replace(value, kind=Kind.EMBEDDING_WEIGHT)]
         case Kind.EMBEDDING_WEIGHT if attr in ("T", "mT"):

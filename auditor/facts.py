@@ -13,6 +13,7 @@ from ddaudit.auditor.compaction import Compaction, find_compactions
 from ddaudit.auditor.evidence import add_evidence
 from ddaudit.auditor.finding import Edit, Import
 from ddaudit.auditor.flow import Flow
+from ddaudit.auditor.patching import hooked_layer, patched
 from ddaudit.auditor.scopes import Class, File, Function, Scope, index
 from ddaudit.auditor.values import Kind, Value
 
@@ -110,9 +111,7 @@ class FileFacts:
         return self.file.parents.get(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        while (above := self.file.parents.get(node)) is not None:
-            yield above
-            node = above
+        return self.file.above(node)
 
     def statement(self, node: ast.AST) -> ast.stmt:
         return next(item for item in (node, *self.ancestors(node)) if isinstance(item, ast.stmt))
@@ -152,6 +151,14 @@ class FileFacts:
     def is_stock(self, node: ast.AST) -> bool:
         """Whether nothing says that this is an instance of the repository's own class."""
         return self.holds(node, Kind.OWN) is None
+
+    def hooked_layer(self, module: ast.expr) -> Value | None:
+        """The output of the decoder layer that `module` is, or is written like."""
+        return hooked_layer(self.facts.flow, module, self.scope(module))
+
+    def patched(self, target: ast.Attribute) -> list[Value]:
+        """Whose method is replaced by an assignment to `target`."""
+        return patched(self.facts.flow, target, self.scope(target))
 
     def is_set_by_own_class(self, node: ast.Attribute) -> bool:
         """Whether the class of `self` sets the attribute itself."""
@@ -230,6 +237,18 @@ class FileFacts:
             if isinstance(above, ast.stmt) and owner is not None and self.facts.flow.is_module_class(owner):
                 return owner
         return None
+
+    def is_own_config(self, base: ast.expr) -> bool:
+        """Whether this is the config that a module of the repository is given to build itself from."""
+        if self.module_class(base) is None:
+            return False
+        match base:
+            case ast.Name(id=name):
+                home = self.scope(base).find(name)
+                return home is not None and any(isinstance(binding, ast.arg) for binding in home.names[name])
+            case ast.Attribute(value=ast.Name(id="self"), attr="config"):
+                return True
+        return False
 
     def model_for(self, cache: Value, site: ast.AST) -> str | None:
         """Text of the one name in this function for the model that takes the cache, bound before `site`."""

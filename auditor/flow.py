@@ -16,6 +16,7 @@ from ddaudit.auditor import library
 from ddaudit.auditor.calls import annotated, call_result
 from ddaudit.auditor.expressions import evaluate, imported, item, iterate, iterate_item
 from ddaudit.auditor.modules import Modules
+from ddaudit.auditor.patching import install
 from ddaudit.auditor.scopes import Class, File, Function, Scope, Source, Variable
 from ddaudit.auditor.values import Kind, Value, fact_at, place
 
@@ -38,6 +39,8 @@ class Flow:
         self._queue: deque[Variable] = deque()
         self._queued: set[Variable] = set()
         self.definitions: dict[str, Function | Class | File] = {}
+        self.patches: dict[Function, Value] = {}
+        """Functions that replace a method of Transformers, and whose."""
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""
         self.modules = Modules(files)
@@ -75,6 +78,10 @@ class Flow:
     def seed(self, variable: Variable, value: Value) -> None:
         """Let a variable hold a value found by other means; `solve` spreads it."""
         self._grow(variable, [value])
+
+    def is_set_anywhere(self, attr: str) -> bool:
+        """Whether the repository gives the attribute to an object of another's class."""
+        return any(attr in file.attributes_set for file in self.files.values())
 
     def solve(self) -> None:
         while self._queue:
@@ -172,6 +179,8 @@ class Flow:
                 return self.instance(function)
             case Source(mode="call", expr=ast.Call() as call):
                 return call_result(self, call, source.scope)
+            case Source(mode="install", expr=ast.expr() as expr, target=ast.Attribute() as target):
+                install(self, target, expr, source.scope)
         return []
 
     def defined(self, kind: Kind, target: Function | Class, node: ast.AST, file: File) -> Value:
@@ -188,9 +197,11 @@ class Flow:
             return [replace(value, kind=Kind.OWN_CLASS)]
         found = [value]
         for base in self.bases(owner):
-            if isinstance(base, str) and library.is_stock_class(base):
-                kind = library.instance_kind(base)
-                assert kind is not None
-                fact = f"`{owner.node.name}` subclasses `{base}`"
-                found.append(Value(kind, value.origin, evidence=(fact_at(owner.node, owner.outer.file, fact),)))
+            if not isinstance(base, str):
+                continue
+            evidence = (fact_at(owner.node, owner.outer.file, f"`{owner.node.name}` subclasses `{base}`"),)
+            if library.is_stock_class(base) and (kind := library.instance_kind(base)) is not None:
+                found.append(Value(kind, value.origin, evidence=evidence))
+            elif library.ATTENTION_CLASS.match(base):
+                found.append(Value(Kind.ATTENTION, base, evidence=evidence))
         return found

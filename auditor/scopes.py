@@ -104,12 +104,13 @@ class Source:
     """One way in which a variable gets a value."""
 
     mode: str
-    """`value`, `item`, `iterate`, `iterate-item`, `annotation`, `import`, `function`, `class`, `self` or `call`."""
+    """`value`, `item`, `iterate`, `iterate-item`, `annotation`, `import`, `function`, `class`, `self`, `call` or
+    `install`."""
     scope: Scope
     expr: ast.expr | None = None
     index: int = 0
     target: object = None
-    """The Function or Class, or the import's `(module, name, level)`."""
+    """The Function or Class, the import's `(module, name, level)`, or the owner of an attribute assigned to."""
 
 
 @dataclass(eq=False)
@@ -128,8 +129,18 @@ class File:
     classes: list[Class] = field(default_factory=list)
     sources: list[tuple[Variable, Source]] = field(default_factory=list)
     stars: list[tuple[str, int]] = field(default_factory=list)
+    attributes_set: set[str] = field(default_factory=set)
+    """Attributes that the file gives to objects other than its classes' `self`, by assignment or `setattr`."""
     packages: set[str] = field(default_factory=set)
     """Top-level packages imported."""
+    modules: set[str] = field(default_factory=set)
+    """Modules from which names are imported."""
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What the node stands in, innermost first."""
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
 
     @property
     def is_lookalike(self) -> bool:
@@ -252,6 +263,9 @@ class _Collector:
                         for i, item in enumerate(value.elts):
                             self._add(("return", function, i), Source("value", scope, item))
             case ast.Call():
+                match node:
+                    case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                        self.file.attributes_set.add(name)
                 self._add(("call", node, None), Source("call", scope, node))
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -262,6 +276,7 @@ class _Collector:
             case ast.ImportFrom(module=module, names=aliases, level=level):
                 if not level and module:
                     self.file.packages.add(module.partition(".")[0])
+                    self.file.modules.add(module)
                 for alias in aliases:
                     if alias.name == "*":
                         self.file.stars.append((module or "", level))
@@ -273,12 +288,13 @@ class _Collector:
         match target:
             case ast.Name(id=name):
                 self._bind(source.scope, name, target, source)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr):
-                function = source.scope.enclosing_function
-                while function is not None and function.self_name != name:
-                    function = function.scope.parent.enclosing_function if function.scope.parent else None
-                if function is not None and function.owner is not None:
-                    self._add(("attribute", function.owner, attr), source)
+            case ast.Attribute(value=base, attr=attr):
+                if (owner := _class_of(base, source.scope)) is not None:
+                    self._add(("attribute", owner, attr), source)
+                else:
+                    self.file.attributes_set.add(attr)
+                if source.mode == "value":
+                    self._add(("install", target, None), Source("install", source.scope, source.expr, target=target))
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 for i, element in enumerate(elements):
                     if isinstance(element, ast.Starred):
@@ -299,6 +315,16 @@ class _Collector:
 
     def _add(self, variable: Variable, source: Source) -> None:
         self.file.sources.append((variable, source))
+
+
+def _class_of(base: ast.expr, scope: Scope) -> Class | None:
+    """The class whose instance a method's first argument is, where `base` is that argument."""
+    function = scope.enclosing_function
+    while isinstance(base, ast.Name) and function is not None:
+        if function.self_name == base.id:
+            return function.owner
+        function = function.scope.parent.enclosing_function if function.scope.parent else None
+    return None
 
 
 def _is_path(node: ast.expr) -> bool:
