@@ -121,8 +121,12 @@ def _pass(flow: Flow, call: ast.Call, scope: Scope, function: Function, skip: in
 def _library_call(flow: Flow, name: str, call: ast.Call, scope: Scope) -> list[Value]:
     owner, _, last = name.rpartition(".")
     if name == "torch.compile":
-        models = evaluate(flow, call.args[0], scope) if call.args else []
+        if not call.args:
+            return []
+        models = evaluate(flow, call.args[0], scope)
         compiled = [replace(value, kind=Kind.COMPILED) for value in models if value.kind is Kind.MODEL]
+        if not models and isinstance(call.args[0], ast.Name) and library.MODEL_NAMES.match(call.args[0].id):
+            compiled = [made(Kind.COMPILED, call, scope.file, "a model is compiled")]
         return models + compiled
     if name in library.TRANSPARENT_CALLS:
         position = 1 if name == "typing.cast" else 0

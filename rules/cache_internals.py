@@ -32,6 +32,9 @@ LAYERLESS = (
     "pass over layers that `cache.is_linear` marks"
 )
 TUPLE = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where it has keys"
+NO_LIMIT = (
+    "a cache without a limit answers -1, never None, and a sliding one its window; only a static cache has a limit"
+)
 REASON = "what replaces it depends on what the values are for"
 
 
@@ -40,7 +43,7 @@ class CacheInternals(Rule):
     kind = "cache-internals"
     severity = Severity.ERROR
     message = "`{name}` of a cache is gone in Transformers 5: {remedy}"
-    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension)
+    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
         Good("""
@@ -101,8 +104,16 @@ class CacheInternals(Rule):
                 yield self.report(file, node, cache, fix=REASON, name="cache[i]", remedy=TUPLE)
             case ast.Subscript(value=base) if file.holds(base, Kind.CACHE_LAYERS) is not None:
                 yield from self._one_layer(node, file)
+            case ast.Compare(left=limit, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+                yield from self._limit(node, limit, file)
             case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
                 yield from self._loop(node, iterable, file)
+
+    def _limit(self, node: ast.Compare, limit: ast.expr, file: FileFacts) -> Iterator[Finding]:
+        match file.made_from(limit):
+            case ast.Call(func=ast.Attribute(value=base, attr="get_max_cache_shape" | "get_max_length")):
+                if (cache := file.holds(base, Kind.CACHE)) is not None:
+                    yield self.report(file, node, cache, severity=Severity.SILENT, message=NO_LIMIT, fix=REASON)
 
     def _one_layer(self, node: ast.Subscript, file: FileFacts) -> Iterator[Finding]:
         above = file.parent(node)

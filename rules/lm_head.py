@@ -10,6 +10,7 @@ which the text config's own can contradict (huggingface/transformers#43429): com
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.finding import Applicability, Fix, Severity
@@ -102,11 +103,27 @@ class LmHead(Rule):
                 yield from self._input_matrix(node, right, file)
             case ast.Call(func=ast.Attribute(attr="linear" | "matmul"), args=[_, right, *_]):
                 yield from self._input_matrix(node, right, file)
+            case ast.Call(args=[given, name, *_]) if _names_head(name):
+                if (model := file.holds(given, Kind.MODEL, Kind.BACKBONE)) is not None:
+                    yield self.report(file, name, model, fix="the function finds it by name", path=file.text(name))
 
     def _input_matrix(self, node: ast.AST, right: ast.expr, file: FileFacts) -> Iterator[Finding]:
         if (table := file.holds(right, Kind.EMBEDDING_WEIGHT)) is not None:
             reason = "the product becomes a call of the head"
             yield self.report(file, node, table, severity=Severity.SILENT, message=INPUT_MATRIX, fix=reason)
+
+
+def _names_head(name: ast.expr) -> bool:
+    """A string that names the head, or is made from a name for it."""
+    match name:
+        case ast.Constant(value=str(text)):
+            return text.partition(".")[0] in HEAD_NAMES
+        case ast.JoinedStr(values=parts):
+            return any(
+                isinstance(part, ast.FormattedValue) and re.search(r"\b(lm_)?head", ast.unparse(part.value))
+                for part in parts
+            )
+    return False
 
 
 def _fix(node: ast.Attribute, file: FileFacts) -> Fix | str:
