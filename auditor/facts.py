@@ -149,8 +149,14 @@ class FileFacts:
         return next((value for value in self.values(node) if value.kind in kinds), None)
 
     def is_stock(self, node: ast.AST) -> bool:
-        """Whether nothing says that this is an instance of the repository's own class."""
-        return self.holds(node, Kind.OWN) is None
+        """Whether nothing says that this is an instance, or a part of an instance, of the repository's own class."""
+        own = self.holds(node, Kind.OWN)
+        if own is None and isinstance(node, ast.Attribute) and node.attr in library.INNER_NAMES:
+            own = self.holds(node.value, Kind.OWN)
+            owner = self.definition(own) if own is not None else None
+            bases = self.facts.flow.bases(owner) if isinstance(owner, Class) else ()
+            return own is None or any(isinstance(base, str) and library.is_stock_class(base) for base in bases)
+        return own is None
 
     def hooked_layer(self, module: ast.expr) -> Value | None:
         """The output of the decoder layer that `module` is, or is written like."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddaudit.auditor import library
 from ddaudit.auditor.calls import annotated, call_result
 from ddaudit.auditor.expressions import evaluate, imported, item, iterate, iterate_item
+from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.modules import Modules
 from ddaudit.auditor.patching import install
 from ddaudit.auditor.scopes import Class, File, Function, Scope, Source, Variable
@@ -44,6 +45,11 @@ class Flow:
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""
         self.modules = Modules(files)
+        self._subclasses: dict[str, list[Class]] = defaultdict(list)
+        for file in files.values():
+            for owner in file.classes:
+                for base in owner.node.bases:
+                    self._subclasses[ast.unparse(base).rpartition(".")[2]].append(owner)
         for file in files.values():
             for variable, source in file.sources:
                 self.sources[variable].append(source)
@@ -118,6 +124,23 @@ class Flow:
         for candidate in (owner, *self.bases(owner)):
             if isinstance(candidate, Class) and name in candidate.methods:
                 return candidate.methods[name]
+        return None
+
+    def is_family_model(self, owner: Class) -> bool:
+        """A causal language model of the repository, by its own name or that of a base."""
+        bases = tuple(self.bases(owner))
+        names = [base.node.name if isinstance(base, Class) else base for base in (owner, *bases)]
+        return any(
+            isinstance(base, str) and (library.MODULE_BASE.search(base) or library.is_stock_class(base))
+            for base in bases
+        ) and any(library.is_language_model(name) for name in names)
+
+    def _mixed_into(self, owner: Class) -> Class | None:
+        """The causal language model of the repository that a class which is none is a part of."""
+        for subclass in self._subclasses[owner.node.name]:
+            others = [base for base in self.bases(subclass) if base is not owner]
+            if len(others) < len(tuple(self.bases(subclass))) and self.is_family_model(subclass):
+                return None if self.is_family_model(owner) else subclass
         return None
 
     def owner_of(self, owner: Class, attr: str) -> Class | None:
@@ -204,4 +227,8 @@ class Flow:
                 found.append(Value(kind, value.origin, evidence=evidence))
             elif library.ATTENTION_CLASS.match(base):
                 found.append(Value(Kind.ATTENTION, base, evidence=evidence))
+        if (model := self._mixed_into(owner)) is not None:
+            fact = f"`{owner.node.name}` is mixed into `{model.node.name}`"
+            evidence = (fact_at(owner.node, owner.outer.file, fact),)
+            found.append(Value(Kind.MODEL, value.origin, Confidence.LIKELY, evidence))
         return found

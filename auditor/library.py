@@ -127,6 +127,11 @@ def instance_kind(qualified_name: str) -> Kind | None:
     return None
 
 
+def is_language_model(name: str) -> bool:
+    """A class name of a model with a head, and not that of an abstract base."""
+    return MODEL_CLASS.search(name) is not None and not name.endswith(("PreTrainedModel", "GenerationMixin"))
+
+
 def is_stock_class(qualified_name: str) -> bool:
     """A Transformers class that can be loaded as it is, unlike the abstract `…PreTrainedModel`."""
     return (

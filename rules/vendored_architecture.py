@@ -94,7 +94,11 @@ class VendoredArchitecture(Rule):
             case ast.Call(func=ast.Attribute(value=base, attr=attr)) if attr in MAKERS:
                 for value in file.values(base):
                     owner = file.definition(value)
-                    if value.kind is Kind.OWN_CLASS and isinstance(owner, Class) and _is_family_model(owner, file):
+                    if (
+                        value.kind is Kind.OWN_CLASS
+                        and isinstance(owner, Class)
+                        and file.facts.flow.is_family_model(owner)
+                    ):
                         because = _because(node, owner.node.name, file, "is loaded")
                         yield self.report(file, node, because, fix=REASON, name=owner.node.name)
                         return
@@ -127,16 +131,6 @@ def _family_base(base: ast.expr, file: FileFacts) -> str | None:
         if value.kind is Kind.LIBRARY and _is_family_class(value.origin) and MODEL_CLASS.search(value.origin):
             return value.origin
         owner = file.definition(value)
-        if value.kind is Kind.OWN_CLASS and isinstance(owner, Class) and _is_family_model(owner, file):
+        if value.kind is Kind.OWN_CLASS and isinstance(owner, Class) and file.facts.flow.is_family_model(owner):
             return owner.node.name
     return None
-
-
-def _is_family_model(owner: Class, file: FileFacts) -> bool:
-    """A class of the repository that is a causal language model: by its own name or that of a base."""
-    if not file.facts.flow.is_module_class(owner) and not any(
-        isinstance(base, str) and _is_family_class(base) for base in file.facts.flow.bases(owner)
-    ):
-        return False
-    own = [base.node.name if isinstance(base, Class) else base for base in (owner, *file.facts.flow.bases(owner))]
-    return any(MODEL_CLASS.search(name) and not name.endswith(("PreTrainedModel", "GenerationMixin")) for name in own)
