@@ -223,6 +223,20 @@ class FileFacts:
             return None
         return next(iter(self.all_made_from(expr)), None)
 
+    def default(self, expr: ast.expr) -> ast.expr | None:
+        """The default of the parameter that a plain name is."""
+        home = self.scope(expr).find(expr.id) if isinstance(expr, ast.Name) else None
+        function = home.function if home is not None else None
+        if function is None or not isinstance(expr, ast.Name):
+            return None
+        args = function.node.args
+        positional = [*args.posonlyargs, *args.args]
+        defaults = dict(zip([arg.arg for arg in reversed(positional)], reversed(args.defaults), strict=False))
+        keyword_only = {
+            arg.arg: default for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default
+        }
+        return {**defaults, **keyword_only}.get(expr.id)
+
     def constant(self, expr: ast.expr) -> object:
         """The constant that an expression always is; None for none."""
         made = self.made_from(expr)
@@ -246,7 +260,8 @@ class FileFacts:
 
     def is_own_config(self, base: ast.expr) -> bool:
         """Whether this is the config that a module of the repository is given to build itself from."""
-        if self.module_class(base) is None:
+        owner = next((self.scope(above).owner for above in self.ancestors(base) if self.scope(above).is_class), None)
+        if owner is None or not self.facts.flow.is_model_part(owner):
             return False
         match base:
             case ast.Name(id=name):

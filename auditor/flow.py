@@ -120,6 +120,11 @@ class Flow:
         """Whether instances are neural network modules that the repository itself defines."""
         return any(isinstance(base, str) and library.MODULE_BASE.search(base) for base in self.bases(owner))
 
+    def is_model_part(self, owner: Class) -> bool:
+        """A neural network module of the repository, or a subclass of a stock model, which has one family's config."""
+        bases = (base for base in self.bases(owner) if isinstance(base, str))
+        return any(library.MODULE_BASE.search(base) or library.is_stock_class(base) for base in bases)
+
     def method(self, owner: Class, name: str) -> Function | None:
         for candidate in (owner, *self.bases(owner)):
             if isinstance(candidate, Class) and name in candidate.methods:

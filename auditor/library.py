@@ -129,7 +129,14 @@ def instance_kind(qualified_name: str) -> Kind | None:
 
 def is_language_model(name: str) -> bool:
     """A class name of a model with a head, and not that of an abstract base."""
-    return MODEL_CLASS.search(name) is not None and not name.endswith(("PreTrainedModel", "GenerationMixin"))
+    last = name.rpartition(".")[2]
+    other = last.startswith(("Bert", "Peft")) or last.endswith(("PreTrainedModel", "GenerationMixin"))
+    return MODEL_CLASS.search(last) is not None and not other
+
+
+def is_model_class(name: str) -> bool:
+    """A class of Transformers' models, an abstract one too."""
+    return instance_kind(name) in (Kind.MODEL, Kind.BACKBONE)
 
 
 def is_stock_class(qualified_name: str) -> bool:

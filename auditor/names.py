@@ -48,6 +48,10 @@ def attention_classes(module: str) -> tuple[str, ...]:
 def has_member(owner: str, attr: str) -> bool:
     """Whether instances of this class have the attribute; True where nothing is known of the class."""
     members = _members()
+    if owner not in members and "Attention" in owner:
+        # A class that is gone, such as one of a single backend, was the family's attention too.
+        known = attention_classes(owner.rpartition(".")[0])
+        return not known or any(has_member(name, attr) for name in known)
     return owner not in members or attr in members[owner] or attr in members["torch.nn.Module"] or attr[:2] == "__"
 
 

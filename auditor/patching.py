@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 
 def install(flow: Flow, target: ast.Attribute, expr: ast.expr, scope: Scope) -> None:
     """`module.forward = function`: the function's `self` is the module."""
-    if target.attr != "forward":
+    classes = [value.origin for value in evaluate(flow, target.value, scope) if value.kind is Kind.LIBRARY]
+    model = next((name for name in classes if name.startswith("transformers.") and library.is_model_class(name)), None)
+    if target.attr != "forward" and model is None:
         return
     for function in functions(flow, expr, scope):
+        if function.owner is None and function.positional and model is not None:
+            fact = fact_at(target, scope.file, f"`{target.attr}` of `{model}` is replaced")
+            value = Value(library.instance_kind(model) or Kind.MODEL, model, Confidence.LIKELY, (fact,))
+            flow.seed(("name", function.scope, function.positional[0]), value)
+            continue
         if function.owner is None and function.positional:
             for value in patched(flow, target, scope, function):
                 flow.seed(("name", function.scope, function.positional[0]), value)

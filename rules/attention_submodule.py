@@ -117,7 +117,7 @@ class AttentionSubmodule(Rule):
         if not any(name.startswith("peft.") for name in file.qualified_names(node.func)):
             return
         keyword = next(keyword for keyword in node.keywords if keyword.arg == "target_modules")
-        made = file.made_from(keyword.value)
+        made = file.made_from(keyword.value) or file.default(keyword.value)
         if not isinstance(made, ast.List | ast.Tuple | ast.Set):
             return
         names = {item.value for item in made.elts if isinstance(item, ast.Constant)}
@@ -129,7 +129,9 @@ class AttentionSubmodule(Rule):
 
 def _is_asked_for(name: str, node: ast.AST, file: FileFacts) -> bool:
     """Whether a test for the attribute, the layer's class or its kind stands around, or before in the same loop."""
-    words = (f'"{name}"', f"'{name}'", "layer_type", "isinstance", "is_linear")
+    assert isinstance(node, ast.Attribute)
+    layer = file.text(node.value)
+    words = (f'"{name}"', f"'{name}'", "layer_type", f"isinstance({layer}", f"type({layer}", "is_linear")
     for above in file.ancestors(node):
         match above:
             case ast.If(test=test) | ast.IfExp(test=test):

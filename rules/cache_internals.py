@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
 
@@ -90,6 +90,12 @@ class CacheInternals(Rule):
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         if file.is_legacy_branch(node) or _is_own_forward(node, file):
             return
+        for finding in self._decide(node, file):
+            # A method of the repository's own module fills, as a rule, a cache of its own.
+            if finding.confidence is Confidence.PROVEN or file.module_class(node) is None:
+                yield finding
+
+    def _decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
             case ast.Assign(targets=[ast.Tuple()], value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
                 yield self.report(file, base, cache, fix=REASON, name="k, v = cache", remedy=TUPLE)

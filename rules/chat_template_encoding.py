@@ -142,7 +142,7 @@ def _measures(use: ast.AST, file: FileFacts) -> bool:
             return attr in ("shape", "size", "ndim", "dim", "numel", "unsqueeze", "squeeze", "tolist", "clone")
         case ast.Subscript(value=base):
             return base is use
-        case ast.Call(func=ast.Name(id="len" | "list")):
+        case ast.Call(func=ast.Name(id="len" | "list" | "zip" | "reversed" | "enumerate")):
             return True
         case ast.Call(func=ast.Attribute(attr="generate" | "tensor" | "LongTensor" | "cat" | "stack" | "decode")):
             return True

@@ -35,6 +35,10 @@ INTERNALS = re.compile(
     r"|prepare_decoder_attention_mask|prepare_cache_for_generation|prepare_generation_config)$"
 )
 OVERRIDE = "this method is put in the place of one that Transformers {release} does not have, so it is never called"
+INPUTS = (
+    "`generate` hands this method other arguments in each release, and keeps positions and the cache itself; "
+    "leave the stock one in place"
+)
 SIGNATURE = (
     "`Trainer` hands `compute_loss` the argument `num_items_in_batch` since Transformers 4.46, and this override does "
     "not take it; add `num_items_in_batch=None`"
@@ -56,7 +60,7 @@ class GenerateInternals(Rule):
         "_get_",
         "_extend_",
         "_extract_",
-        "_prepare_",
+        "prepare_",
         "_validate_",
         "_reorder",
         "compute_loss",
@@ -106,6 +110,10 @@ class GenerateInternals(Rule):
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
+            case ast.Attribute(value=base, attr="prepare_inputs_for_generation", ctx=ast.Store()):
+                owner = file.holds(base, Kind.MODEL) or _stock_class(base, file)
+                if owner is not None and not file.is_set_by_own_class(node):
+                    yield self.report(file, node, owner, message=INPUTS, fix=REASON)
             case ast.Attribute(value=base, attr=name) if INTERNALS.match(name) and not has_member(MIXIN, name):
                 owner = file.holds(base, Kind.MODEL) or _stock_class(base, file)
                 if owner is None or file.is_set_by_own_class(node) or _defines(name, base, file):

@@ -77,7 +77,8 @@ class LayerCall(Rule):
                 if isinstance(function, ast.Attribute) and function.attr == "forward":
                     function = function.value
                 layer = file.holds(function, Kind.LAYER)
-                given = bool(node.args or node.keywords)
+                # What only passes on what the model gave has all that a layer needs.
+                given = not all(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg for k in node.keywords)
                 if layer is not None and given and file.is_stock(function):
                     yield self.report(file, node, layer, fix="what the call was for has to be seen")
             case ast.Assign(targets=[ast.Attribute(value=owner, attr="forward")]):

@@ -132,7 +132,9 @@ class ModelPath(Rule):
             return
         if isinstance(above, ast.Attribute) and above.attr in PARTS | INNER_NAMES | HEAD_NAMES | NEUTRAL:
             return
-        if _is_one_of_several(node, file):
+        if isinstance(above, ast.Attribute) and above.attr.endswith("mask") and not file.is_read(above):
+            return
+        if _is_one_of_several(node, file) or _is_own_wrapper(node.value, file):
             return
         root, path = _split(node)
         if _is_peft_wrapper(node, path):
@@ -143,13 +145,26 @@ class ModelPath(Rule):
 
 def _is_one_of_several(node: ast.AST, file: FileFacts) -> bool:
     """Whether a test for such a path chooses between this one and others."""
-    for above in file.ancestors(node):
+    assert isinstance(node, ast.Attribute)
+    made = file.made_from(node.value)
+    for above in (made, *file.ancestors(node)):
         if isinstance(above, ast.If | ast.IfExp):
             for part in ast.walk(above.test):
                 match part:
                     case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
                         if name in PARTS | INNER_NAMES:
                             return True
+    return False
+
+
+def _is_own_wrapper(base: ast.expr, file: FileFacts) -> bool:
+    """Under a test that says that this is an instance of the repository's own class."""
+    for above in file.ancestors(base):
+        match above:
+            case ast.If(test=ast.Call(func=ast.Name(id="isinstance"), args=[given, named])):
+                classes = named.elts if isinstance(named, ast.Tuple) else [named]
+                if file.text(given) == file.text(base) and any(file.holds(item, Kind.OWN_CLASS) for item in classes):
+                    return True
     return False
 
 
