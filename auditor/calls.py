@@ -90,7 +90,7 @@ def _called(flow: Flow, value: Value, call: ast.Call, scope: Scope) -> list[Valu
                 _pass(flow, call, scope, forward, skip=1)
                 return flow.read(("return", forward, None))
         case Kind.LIBRARY:
-            return _library_call(flow, value.origin, call, scope)
+            return [_no_surer(result, value) for result in _library_call(flow, value.origin, call, scope)]
     return []
 
 
@@ -179,8 +179,13 @@ def annotated(flow: Flow, expr: ast.expr, scope: Scope, written: ast.expr, depth
             found += instances(flow, value, owner)
         elif value.kind is Kind.LIBRARY and (kind := library.instance_kind(value.origin)):
             last = value.origin.rpartition(".")[2]
-            found.append(made(kind, written, scope.file, f"the annotation is `{last}`"))
+            found.append(_no_surer(made(kind, written, scope.file, f"the annotation is `{last}`"), value))
     return found
+
+
+def _no_surer(result: Value, by: Value) -> Value:
+    """The value, no surer than the one that made it."""
+    return result if result.rank <= by.rank else replace(result, confidence=by.confidence)
 
 
 def _num_dimensions(call: ast.Call, maker: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor import library
+from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.scopes import Class, File, Function, Scope
 from ddaudit.auditor.values import Kind, Value, made
 
@@ -51,7 +52,15 @@ def evaluate(flow: Flow, expr: ast.expr, scope: Scope, depth: int = 0) -> list[V
 def _name(flow: Flow, name: str, scope: Scope) -> list[Value]:
     home = scope.find(name)
     if home is not None:
-        return flow.read(("name", home, name))
+        held = flow.read(("name", home, name))
+        if len(home.names[name]) == 1:
+            return held
+        return [
+            replace(value, confidence=Confidence.LIKELY)
+            if value.kind is Kind.LIBRARY and flow.has_rival(name, home, value.origin.partition(".")[0])
+            else value
+            for value in held
+        ]
     found = []
     for module, level in scope.file.stars:
         if (file := flow.modules.resolve(module, level, scope.file)) is not None:
@@ -66,7 +75,7 @@ def attribute(flow: Flow, value: Value, attr: str) -> list[Value]:
     match value.kind:
         case Kind.LIBRARY:
             if value.origin.count(".") < MAX_DOTS:
-                return [Value(Kind.LIBRARY, f"{value.origin}.{attr}")]
+                return [replace(value, origin=f"{value.origin}.{attr}")]
         case Kind.MODULE:
             file = flow.definitions[value.origin]
             assert isinstance(file, File)

@@ -42,6 +42,7 @@ class Flow:
         self.definitions: dict[str, Function | Class | File] = {}
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
+        self._rivals: dict[tuple[str, Scope, str], bool] = {}
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""
         self.modules = Modules(files)
@@ -125,6 +126,13 @@ class Flow:
         bases = (base for base in self.bases(owner) if isinstance(base, str))
         return any(library.MODULE_BASE.search(base) or library.is_stock_class(base) for base in bases)
 
+    def has_rival(self, name: str, home: Scope, package: str) -> bool:
+        """Whether the name that is imported from a package is also bound to something else, than in a fallback."""
+        key = (name, home, package)
+        if key not in self._rivals:
+            self._rivals[key] = any(_is_rival(node, home.file, package) for node in home.names[name])
+        return self._rivals[key]
+
     def method(self, owner: Class, name: str) -> Function | None:
         for candidate in (owner, *self.bases(owner)):
             if isinstance(candidate, Class) and name in candidate.methods:
@@ -167,7 +175,12 @@ class Flow:
         grew = False
         for value in found:
             old = held.get(value.key)
-            if (old is None and len(held) < MAX_VALUES) or (old is not None and value.rank > old.rank):
+            if old is None:
+                # Of too many the first are kept, and one of each kind: no kind that it can hold is ever forgotten.
+                is_new = len(held) < MAX_VALUES or all(value.kind is not other.kind for other in held.values())
+            else:
+                is_new = value.rank > old.rank
+            if is_new:
                 held[value.key] = value
                 grew = True
         if grew:
@@ -237,3 +250,19 @@ class Flow:
             evidence = (fact_at(owner.node, owner.outer.file, fact),)
             found.append(Value(Kind.MODEL, value.origin, Confidence.LIKELY, evidence))
         return found
+
+
+def _is_rival(binding: ast.AST, file: File, package: str) -> bool:
+    """Whether a binding gives a name something else than the package's, where the package can be imported."""
+    match binding:
+        case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == package:
+            return False
+        case ast.Import(names=aliases) if any(alias.name.partition(".")[0] == package for alias in aliases):
+            return False
+    above: ast.AST | None = binding
+    statement: ast.stmt | None = None
+    while above is not None and not isinstance(above, ast.ExceptHandler):
+        statement = above if statement is None and isinstance(above, ast.stmt) else statement
+        above = file.parents.get(above)
+    is_none = isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
+    return above is None and not is_none
