@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,14 +115,8 @@ def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
 
 
 def _visit(file: FileFacts, rules: Sequence[Rule]) -> Iterator[Finding]:
-    """One walk of the file; each rule sees the node types it asked for."""
-    interested: dict[type[ast.AST], list[Rule]] = defaultdict(list)
+    """Each rule sees the nodes of the types it asked for, in files that have one of its words."""
     for rule in rules:
         if _mentions(file.source, rule.markers):
-            for node_type in rule.nodes:
-                interested[node_type].append(rule)
-    if not interested:
-        return
-    for node in file.nodes:
-        for rule in interested.get(type(node), ()):
-            yield from rule.decide(node, file)
+            for node in file.file.of(*rule.nodes):
+                yield from rule.decide(node, file)

@@ -54,9 +54,7 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
     if file.is_lookalike:
         return
     fields = _fields_read(file)
-    for node in file.nodes:
-        if not isinstance(node, ast.Call):
-            continue
+    for node in file.calls:
         scope = file.scopes[node]
         callee = node.func
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
@@ -84,8 +82,8 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _fields_read(file: File) -> dict[tuple[Scope, str], set[str]]:
     read: dict[tuple[Scope, str], set[str]] = defaultdict(set)
-    for node in file.nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in library.OUTPUT_FIELDS:
+    for node in file.attributes:
+        if isinstance(node.value, ast.Name) and node.attr in library.OUTPUT_FIELDS:
             home = file.scopes[node].find(node.value.id)
             if home is not None:
                 read[home, node.value.id].add(node.attr)
@@ -104,7 +102,7 @@ def _result_fields(call: ast.Call, file: File, fields: dict[tuple[Scope, str], s
 
 def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
     """Given to a loader of Transformers as the configuration."""
-    for node in file.nodes:
+    for node in file.calls:
         match node:
             case ast.Call(func=ast.Attribute(attr="from_config" | "_from_config"), args=[given, *_]):
                 pass
@@ -113,7 +111,6 @@ def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
             case _:
                 continue
         scope = file.scopes[node]
-        assert isinstance(node, ast.Call)
         names = [value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY]
         variable = flow.variable(given, scope)
         if variable is None or flow.held(variable) or not any(name.startswith("transformers.") for name in names):
@@ -124,9 +121,7 @@ def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Given to a Transformers model as its cache."""
-    for node in file.nodes:
-        if not isinstance(node, ast.Call):
-            continue
+    for node in file.calls:
         scope = file.scopes[node]
         model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
         for keyword in node.keywords if model else ():
@@ -159,8 +154,8 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _chains(file: File) -> Iterator[tuple[ast.expr, list[str], Scope]]:
     """Each attribute path of two or more parts, with each expression that it may start from."""
-    for node in file.nodes:
-        if not isinstance(node, ast.Attribute) or isinstance(file.parents.get(node), ast.Attribute):
+    for node in file.attributes:
+        if isinstance(file.parents.get(node), ast.Attribute):
             continue
         path: list[str] = []
         current: ast.expr = node
@@ -175,7 +170,7 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Asked what only a cache is asked, or named and taken apart like one."""
     if file.is_lookalike:
         return
-    for node in file.nodes:
+    for node in file.of(ast.Attribute, ast.Subscript, ast.For, ast.comprehension):
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
                 pass

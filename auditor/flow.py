@@ -1,8 +1,8 @@
 """What every name of a repository holds: values flow from where they are made to where they are used.
 
-Flow ignores the order of statements: a name holds whatever is assigned to it anywhere in its scope. Each variable
-(a name, an attribute of a class, what a function returns, a call) is worked out again when something that it reads
-has grown, so the result is the same for any order of files.
+Flow ignores the order of statements: a name holds whatever is assigned to it anywhere in its scope. Each way in which
+a variable (a name, an attribute of a class, what a function returns, a call) gets a value is worked out again when
+something that it reads has grown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ddaudit.auditor import library
 from ddaudit.auditor.calls import annotated, call_result
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MAX_VALUES = 24
+MAX_MIXED = 8
+
+# A variable, and one of the ways in which it gets a value.
+Step: TypeAlias = tuple[Variable, Source]
 
 
 class Flow:
@@ -35,10 +39,10 @@ class Flow:
         self.sources: dict[Variable, list[Source]] = defaultdict(list)
         self._known: set[tuple[Variable, object]] = set()
         self._table: dict[Variable, dict[tuple[Kind, str], Value]] = defaultdict(dict)
-        self._readers: dict[Variable, dict[Variable, None]] = defaultdict(dict)
-        self._reading: Variable | None = None
-        self._queue: deque[Variable] = deque()
-        self._queued: set[Variable] = set()
+        self._readers: dict[Variable, dict[Step, None]] = defaultdict(dict)
+        self._reading: Step | None = None
+        self._queue: deque[Step] = deque()
+        self._queued: set[Step] = set()
         self.definitions: dict[str, Function | Class | File] = {}
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
@@ -46,15 +50,16 @@ class Flow:
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""
         self.modules = Modules(files)
-        self._subclasses: dict[str, list[Class]] = defaultdict(list)
+        self._mixed: dict[str, list[Class]] = defaultdict(list)
+        """Classes with several bases, by the last name of each."""
         for file in files.values():
             for owner in file.classes:
-                for base in owner.node.bases:
-                    self._subclasses[ast.unparse(base).rpartition(".")[2]].append(owner)
+                for base in owner.node.bases if len(owner.node.bases) > 1 else ():
+                    self._mixed[base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")].append(owner)
         for file in files.values():
             for variable, source in file.sources:
                 self.sources[variable].append(source)
-                self._push(variable)
+                self._push((variable, source))
         self.solve()
 
     # What rules and later stages ask
@@ -92,12 +97,11 @@ class Flow:
 
     def solve(self) -> None:
         while self._queue:
-            variable = self._queue.popleft()
-            self._queued.discard(variable)
-            self._reading = variable
-            found: list[Value] = []
-            for source in tuple(self.sources[variable]):
-                found += self._produce(source)
+            step = self._queue.popleft()
+            self._queued.discard(step)
+            self._reading = step
+            variable, source = step
+            found = list(self._produce(source))
             self._reading = None
             self._grow(variable, found)
 
@@ -150,7 +154,7 @@ class Flow:
 
     def _mixed_into(self, owner: Class) -> Class | None:
         """The causal language model of the repository that a class which is none is a part of."""
-        for subclass in self._subclasses[owner.node.name]:
+        for subclass in self._mixed[owner.node.name][:MAX_MIXED]:
             others = [base for base in self.bases(subclass) if base is not owner]
             if len(others) < len(tuple(self.bases(subclass))) and self.is_family_model(subclass):
                 return None if self.is_family_model(owner) else subclass
@@ -165,10 +169,10 @@ class Flow:
 
     # Solving
 
-    def _push(self, variable: Variable) -> None:
-        if variable not in self._queued:
-            self._queued.add(variable)
-            self._queue.append(variable)
+    def _push(self, step: Step) -> None:
+        if step not in self._queued:
+            self._queued.add(step)
+            self._queue.append(step)
 
     def _grow(self, variable: Variable, found: Iterable[Value]) -> None:
         held = self._table[variable]
@@ -196,7 +200,7 @@ class Flow:
         if (variable, source.expr) not in self._known:
             self._known.add((variable, source.expr))
             self.sources[variable].append(source)
-            self._push(variable)
+            self._push((variable, source))
 
     def _produce(self, source: Source) -> Iterable[Value]:
         match source:

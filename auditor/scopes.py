@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ddaudit.auditor.library import LOOKALIKES
 
@@ -99,9 +100,9 @@ class Class:
 Variable: TypeAlias = tuple[str, object, object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
-    """One way in which a variable gets a value."""
+    """One way in which a variable gets a value. Identity is what counts."""
 
     mode: str
     """`value`, `item`, `iterate`, `iterate-item`, `annotation`, `import`, `function`, `class`, `self`, `call` or
@@ -122,6 +123,8 @@ class File:
     scope: Scope = field(init=False)
     nodes: list[ast.AST] = field(default_factory=list)
     """Every node, parents first, in the order of the text."""
+    by_type: dict[type[ast.AST], list[ast.AST]] = field(default_factory=lambda: defaultdict(list))
+    """The same nodes by their type."""
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     scopes: dict[ast.AST, Scope] = field(default_factory=dict)
     """The scope in which each expression is evaluated."""
@@ -135,6 +138,18 @@ class File:
     """Top-level packages imported."""
     modules: set[str] = field(default_factory=set)
     """Modules from which names are imported."""
+
+    def of(self, *types: type[ast.AST]) -> Iterator[ast.AST]:
+        """Nodes of these types, one type after the other."""
+        return chain.from_iterable(self.by_type[kind] for kind in types)
+
+    @property
+    def calls(self) -> list[ast.Call]:
+        return cast("list[ast.Call]", self.by_type[ast.Call])
+
+    @property
+    def attributes(self) -> list[ast.Attribute]:
+        return cast("list[ast.Attribute]", self.by_type[ast.Attribute])
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """What the node stands in, innermost first."""
@@ -157,6 +172,7 @@ def index(source: SourceFile, tree: ast.Module) -> File:
     while pending:
         node, scope = pending.pop()
         file.nodes.append(node)
+        file.by_type[type(node)].append(node)
         file.scopes[node] = scope
         children = list(collector.enter(node, scope))
         for child, _ in children:
