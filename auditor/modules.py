@@ -16,10 +16,16 @@ class Modules:
 
     def __init__(self, files: Mapping[str, File]) -> None:
         self._files = {_module_name(path): file for path, file in files.items()}
+        self._resolved: dict[tuple[str, int, str], File | None] = {}
 
     def resolve(self, name: str, level: int, importer: File) -> File | None:
         """The file that an import means: next to the importer, or below any folder above it."""
-        folder = PurePosixPath(importer.source.path).parent
+        key = (name, level, importer.source.path.rpartition("/")[0])
+        if key not in self._resolved:
+            self._resolved[key] = self._find(name, level, PurePosixPath(key[2]))
+        return self._resolved[key]
+
+    def _find(self, name: str, level: int, folder: PurePosixPath) -> File | None:
         if level:
             for _ in range(level - 1):
                 folder = folder.parent

@@ -168,20 +168,66 @@ def index(source: SourceFile, tree: ast.Module) -> File:
     file = File(source, tree)
     file.scope = Scope(tree, None, file)
     collector = _Collector(file)
+    nodes, by_type, scopes, parents = file.nodes, file.by_type, file.scopes, file.parents
     pending: list[tuple[ast.AST, Scope]] = [(tree, file.scope)]
     while pending:
         node, scope = pending.pop()
-        file.nodes.append(node)
-        file.by_type[type(node)].append(node)
-        file.scopes[node] = scope
-        children = list(collector.enter(node, scope))
-        for child, _ in children:
-            file.parents[child] = node
-        pending += reversed(children)
+        kind = type(node)
+        nodes.append(node)
+        by_type[kind].append(node)
+        scopes[node] = scope
+        if kind in collector.recorded:
+            inner = list(collector.enter(node, scope))
+        else:
+            inner = [(child, scope) for child in children(node)]
+        for child, _ in inner:
+            parents[child] = node
+        inner.reverse()
+        pending += inner
     return file
 
 
+# Fields that hold no node, or one that says nothing on its own: an operator, a context.
+BARE_FIELDS = frozenset(
+    {
+        "ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "simple", "conversion", "is_async",
+        "module", "asname", "lineno", "type_ignores",
+    }
+)  # fmt: skip
+
+
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
+
+
+def _node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(name for name in kind._fields if name not in BARE_FIELDS)
+    return _FIELDS[kind]
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """Nodes directly below, in the order of the text, without operators and contexts."""
+    found: list[ast.AST] = []
+    for name in _node_fields(type(node)):
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
 class _Collector:
+    recorded = frozenset(
+        {
+            ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp,
+            ast.GeneratorExp, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.AsyncFor,
+            ast.comprehension, ast.withitem, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.Global, ast.Nonlocal,
+            ast.Return, ast.Yield, ast.Call, ast.Import, ast.ImportFrom,
+        }
+    )  # fmt: skip
+    """Node types that bind names, open a scope, or hand a value on."""
+
     def __init__(self, file: File) -> None:
         self.file = file
 
@@ -196,7 +242,7 @@ class _Collector:
         if isinstance(node, COMPREHENSIONS):
             scope = Scope(node, scope, self.file)
         self._record(node, scope)
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             yield child, scope
 
     def _function(
@@ -227,7 +273,7 @@ class _Collector:
                 self._add(("name", inner, arg.arg), Source("value", scope, default))
         if function.self_name:
             self._add(("name", inner, function.self_name), Source("self", inner, target=function))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             in_body = isinstance(node, ast.Lambda) and child is node.body
             if not isinstance(node, ast.Lambda):
                 in_body = isinstance(child, ast.stmt)
@@ -239,7 +285,7 @@ class _Collector:
         inner.owner = owner
         self.file.classes.append(owner)
         self._bind(scope, node.name, node, Source("class", scope, target=owner))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             yield child, inner if isinstance(child, ast.stmt) else scope
 
     def _record(self, node: ast.AST, scope: Scope) -> None:

@@ -88,11 +88,10 @@ class CacheInternals(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
-        if file.is_legacy_branch(node) or _is_own_forward(node, file):
-            return
         for finding in self._decide(node, file):
             # A method of the repository's own module fills, as a rule, a cache of its own.
-            if finding.confidence is Confidence.PROVEN or file.module_class(node) is None:
+            is_own = finding.confidence is not Confidence.PROVEN and file.module_class(node) is not None
+            if not is_own and not file.is_legacy_branch(node) and not _is_own_forward(node, file):
                 yield finding
 
     def _decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:

@@ -122,9 +122,7 @@ class DeprecatedKeyword(Rule):
     def _option(self, options: ast.Name, key: ast.Constant, file: FileFacts) -> Iterator[Finding]:
         """A key of a dict that is unpacked into a loader of Transformers."""
         home = file.scope(options).find(options.id)
-        for call in file.nodes:
-            if not isinstance(call, ast.Call):
-                continue
+        for call in file.file.calls:
             for keyword in call.keywords:
                 match keyword:
                     case ast.keyword(arg=None, value=ast.Name(id=name)) if name == options.id:

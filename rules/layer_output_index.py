@@ -88,14 +88,14 @@ class LayerOutputIndex(Rule):
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         assert isinstance(node, ast.Subscript)
-        if file.constant(node.slice) != 0 or _is_guarded(node, file):
+        if file.constant(node.slice) != 0:
             return
         match node.value:
             case ast.Attribute(value=ast.Subscript(slice=key), attr="output"):
                 output = file.hooked_layer(key)
             case _:
                 output = file.holds(node.value, Kind.LAYER_OUTPUT)
-        if output is not None:
+        if output is not None and not _is_guarded(node, file):
             yield self.report(file, node, output, fix=_fix(node, output, file))
 
 

@@ -102,6 +102,8 @@ class RemovedName(Rule):
 
     def _use(self, node: ast.Name, file: FileFacts) -> Iterator[Finding]:
         """A use of a class that only has another name now."""
+        if node.id not in RENAMED:
+            return
         for name in sorted(file.qualified_names(node)):
             last = name.rpartition(".")[2]
             if last not in RENAMED or name != f"transformers.{node.id}" or not file.is_read(node):

@@ -88,9 +88,10 @@ class ReplacedAttention(Rule):
                 owner = next((value for value in file.patched(target) if value.kind is Kind.ATTENTION), None)
                 if owner is not None:
                     yield self.report(file, node, owner, fix=REASON)
-            case ast.Attribute(value=ast.Name() as base, attr=name) if isinstance(node.ctx, ast.Load):
+            case ast.Attribute(value=ast.Name() as base, attr=name) if _is_self(base, file):
                 owners = [value for value in file.values(base) if value.kind is Kind.ATTENTION]
-                if not owners or any(has_member(value.origin, name) for value in owners):
+                known = any(has_member(value.origin, name) for value in owners)
+                if not owners or known or not isinstance(node.ctx, ast.Load):
                     return
                 if file.is_set_by_own_class(node) or file.facts.flow.is_set_anywhere(name):
                     return
@@ -109,15 +110,20 @@ class ReplacedAttention(Rule):
                     yield self.report(file, node, because, message=RETURN, fix=REASON)
 
 
+def _is_self(base: ast.Name, file: FileFacts) -> bool:
+    """The first argument of the function around: what a method, or a function put in place of one, is called on."""
+    function = file.function(base)
+    return function is not None and function.positional[:1] == [base.id]
+
+
 def _raises_first(node: ast.Attribute, file: FileFacts) -> bool:
     """Of all uses of the member in the function, the first that surely runs, or the first."""
     function = file.function(node)
     assert function is not None and isinstance(node.value, ast.Name)
     uses = [
         use
-        for use in file.nodes
-        if isinstance(use, ast.Attribute)
-        and use.attr == node.attr
+        for use in file.file.attributes
+        if use.attr == node.attr
         and isinstance(use.value, ast.Name)
         and use.value.id == node.value.id
         and file.function(use) is function
