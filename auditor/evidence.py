@@ -55,6 +55,9 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         return
     fields = _fields_read(file)
     for node in file.calls:
+        given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
+        if not given:
+            continue
         scope = file.scopes[node]
         callee = node.func
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
@@ -62,7 +65,6 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         variable = flow.variable(callee, scope)
         if variable is None or not _is_open(flow, variable):
             continue
-        given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
         read = _result_fields(node, file, fields)
         weight = len(given) + any(
             value.kind is Kind.CACHE and value.confidence is Confidence.PROVEN
@@ -122,6 +124,8 @@ def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
 def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Given to a Transformers model as its cache."""
     for node in file.calls:
+        if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in node.keywords):
+            continue
         scope = file.scopes[node]
         model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
         for keyword in node.keywords if model else ():
@@ -137,15 +141,18 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
     if file.is_lookalike:
         return
     for base, path, scope in _chains(file):
-        variable = flow.variable(base, scope)
-        if variable is None or not _is_open(flow, variable):
-            continue
         two = ".".join(path[:2])
         name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
         named = bool(library.MODEL_NAMES.match(name))
-        if two in library.MODEL_PATHS or path[0] in library.MODEL_PATHS:
+        is_path = two in library.MODEL_PATHS or path[0] in library.MODEL_PATHS
+        if not is_path and not (named and path[0] in library.NAMED_MODEL_PATHS):
+            continue
+        variable = flow.variable(base, scope)
+        if variable is None or not _is_open(flow, variable):
+            continue
+        if is_path:
             fact = f"`{name}.{two}` is a path of Transformers models"
-        elif named and path[0] in library.NAMED_MODEL_PATHS and not flow.held(variable):
+        elif not flow.held(variable):
             fact = f"`{name}` has `.{path[0]}`, and its name says model"
         else:
             continue

@@ -16,17 +16,21 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# Facts and syntax trees take about sixty times the text's size.
-MAX_TEXT = 4_000_000
+# Characters. Facts and syntax trees take about sixty times the text's size: a repository of up to 200,000 lines is
+# examined as a whole, a larger tree in parts that fit into 300 MiB each.
+MAX_WHOLE = 8_000_000
+MAX_PART = 2_500_000
 
 
 def divide(sources: Mapping[str, SourceFile]) -> list[dict[str, SourceFile]]:
     """The files in parts of whole folders, neighbours together; one part for a tree that is not too large."""
+    if _size(list(sources), sources) <= MAX_WHOLE:
+        return [dict(sources)]
     parts: list[dict[str, SourceFile]] = [{}]
     size = 0
     for paths in _folders(sorted(sources), sources, 0):
         added = _size(paths, sources)
-        if parts[-1] and size + added > MAX_TEXT:
+        if parts[-1] and size + added > MAX_PART:
             parts.append({})
             size = 0
         parts[-1].update((path, sources[path]) for path in paths)
@@ -36,7 +40,7 @@ def divide(sources: Mapping[str, SourceFile]) -> list[dict[str, SourceFile]]:
 
 def _folders(paths: list[str], sources: Mapping[str, SourceFile], depth: int) -> Iterator[list[str]]:
     """All of a folder where that is not too large, or else what is in it, likewise."""
-    if len(paths) == 1 or _size(paths, sources) <= MAX_TEXT:
+    if len(paths) == 1 or _size(paths, sources) <= MAX_PART:
         yield paths
         return
     inner: dict[str, list[str]] = defaultdict(list)

@@ -23,7 +23,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Scope:
     """Where names live. Identity is what counts."""
 
@@ -59,7 +59,7 @@ class Scope:
         return scope.function if scope else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Function:
     """A function, method or lambda of the repository."""
 
@@ -86,7 +86,7 @@ class Function:
         return self.positional[0] if self.takes_self and self.positional else ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Class:
     """A class of the repository."""
 
@@ -100,7 +100,7 @@ class Class:
 Variable: TypeAlias = tuple[str, object, object]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Source:
     """One way in which a variable gets a value. Identity is what counts."""
 
@@ -355,7 +355,7 @@ class _Collector:
                     self._add(("attribute", owner, attr), source)
                 else:
                     self.file.attributes_set.add(attr)
-                if source.mode == "value":
+                if source.mode == "value" and (owner is None or attr == "forward"):
                     self._add(("install", target, None), Source("install", source.scope, source.expr, target=target))
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 for i, element in enumerate(elements):

@@ -52,7 +52,7 @@ class Kind(Enum):
     OTHER = "result of another package's call"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """One thing a name can hold. Two values with the same kind and origin are the same thing."""
 
