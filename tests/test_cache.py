@@ -12,7 +12,7 @@ import transformers
 from tiny_models import EXACT, GATED_DELTA, VOCABULARY, gpt2, harden, qwen3, qwen3_5
 
 from ddaudit.runtime import crop_cache, keep_in_cache, make_cache
-from ddaudit.runtime.layers import LONG_WINDOW
+from ddaudit.runtime.recurrent import LONG_WINDOW
 from ddaudit.runtime.takeover import cache_argument
 from ddaudit.runtime.window import ROOT, Window
 
