@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from ddaudit.auditor.cli_fix import fix
+from ddaudit.auditor.cli_run import demo, run
+
 CONFIDENCES = ("guess", "likely", "proven")
 
 
@@ -16,7 +19,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except (FileNotFoundError, ValueError) as error:
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             click.echo(f"error: {error}", err=True)
             raise SystemExit(2) from None
 
@@ -76,3 +79,8 @@ def explain(rule: str | None) -> None:
     for each in select_rules((rule,)):
         for line in report.rule_page(each):
             click.echo(line)
+
+
+main.add_command(fix)
+main.add_command(run)
+main.add_command(demo)

@@ -22,14 +22,19 @@ Seed = tuple[Variable, Value]
 def add_evidence(flow: Flow) -> None:
     """Seed what calls prove, then what paths and names suggest, each only where nothing surer is known."""
     for stage in (_called_as_models, _passed_as_caches, _walked_as_models, _used_as_caches, _named_models):
-        for variable, value in [seed for file in flow.files.values() for seed in stage(file, flow)]:
+        surest: dict[Variable, Value] = {}
+        for file in flow.files.values():
+            for variable, value in stage(file, flow):
+                if variable not in surest or value.rank > surest[variable].rank:
+                    surest[variable] = value
+        for variable, value in surest.items():
             flow.seed(variable, value)
         flow.solve()
 
 
 def _is_open(flow: Flow, variable: Variable) -> bool:
     """Whether nothing is known of what the variable holds."""
-    return all(value.kind is Kind.OTHER for value in flow.held(variable))
+    return all(value.kind is Kind.OTHER and not value.origin.startswith("torch.nn.") for value in flow.held(variable))
 
 
 def _value(kind: Kind, node: ast.expr, file: File, confidence: Confidence, fact: str) -> Value:
@@ -57,10 +62,10 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         weight = len(given) + any(
             value.kind is Kind.CACHE and value.confidence is Confidence.PROVEN
             for keyword in node.keywords
-            if keyword.arg in library.CACHE_KEYWORDS
+            if keyword.arg in ("past_key_values", "cache")
             for value in flow.values(keyword.value, scope)
         )
-        if not weight or not (read or weight >= 2):
+        if not weight or not (read or given & library.MODEL_ONLY_KEYWORDS):
             continue
         sure = weight >= 2 and bool(read)
         fact = f"`{ast.unparse(callee)}` is called with {', '.join(sorted(map(str, given)))}"
@@ -148,6 +153,8 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
             case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
                 pass
             case ast.Subscript(value=ast.Subscript(value=base)):
+                attr = ""
+            case ast.Attribute(value=ast.Subscript(value=base), attr="shape" | "size"):
                 attr = ""
             case ast.For(iter=base, target=ast.Tuple()) | ast.comprehension(iter=base, target=ast.Tuple()):
                 attr = ""

@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor import library
+from ddaudit.auditor.compaction import Compaction, find_compactions
 from ddaudit.auditor.evidence import add_evidence
+from ddaudit.auditor.finding import Edit, Import
 from ddaudit.auditor.flow import Flow
 from ddaudit.auditor.scopes import Class, File, Function, Scope, index
 from ddaudit.auditor.values import Kind, Value
@@ -62,6 +64,7 @@ class FileFacts:
 
     file: File
     facts: Facts
+    _values: dict[ast.AST, tuple[Value, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def source(self) -> SourceFile:
@@ -86,6 +89,20 @@ class FileFacts:
     def text(self, node: ast.AST) -> str:
         start, end = self.offsets(node)
         return self.source.text[start:end]
+
+    def edit(self, node: ast.AST, replacement: str) -> Edit:
+        """Replace a node's text."""
+        return Edit(*self.offsets(node), replacement)
+
+    def runtime_call(self, name: str, site: ast.AST) -> tuple[str, Import] | None:
+        """How `site` can call a function of `ddaudit.runtime`, and the import for it; None where names collide."""
+        for written, imported in ((name, Import("ddaudit.runtime", name)), ("runtime", Import("ddaudit", "runtime"))):
+            home = self.scope(site).find(written)
+            ours = {f"{imported.module}.{imported.name}"}
+            held = {value.origin for value in self.facts.flow.held(("name", home, written))} if home else ours
+            if held == ours:
+                return (written if written == name else f"runtime.{name}"), imported
+        return None
 
     # The tree
 
@@ -115,20 +132,37 @@ class FileFacts:
                 return block
         return [statement]
 
-    def in_string(self, node: ast.AST) -> bool:
-        """Inside an f-string, whose positions older parsers misplace and whose quotes a rewrite may break."""
-        return any(isinstance(above, ast.JoinedStr) for above in self.ancestors(node))
+    def string_around(self, node: ast.AST) -> ast.JoinedStr | None:
+        """The outermost f-string in which this stands."""
+        return next((above for above in reversed([*self.ancestors(node)]) if isinstance(above, ast.JoinedStr)), None)
 
     # Values
 
     def values(self, node: ast.AST) -> tuple[Value, ...]:
         if not isinstance(node, ast.expr):
             return ()
-        return self.facts.flow.values(node, self.scope(node))
+        if node not in self._values:
+            self._values[node] = self.facts.flow.values(node, self.scope(node))
+        return self._values[node]
 
     def holds(self, node: ast.AST, *kinds: Kind) -> Value | None:
         """The surest value of one of these kinds."""
         return next((value for value in self.values(node) if value.kind in kinds), None)
+
+    def is_stock(self, node: ast.AST) -> bool:
+        """Whether nothing says that this is an instance of the repository's own class."""
+        return self.holds(node, Kind.OWN) is None
+
+    def is_set_by_own_class(self, node: ast.Attribute) -> bool:
+        """Whether the class of `self` sets the attribute itself."""
+        if not isinstance(node.value, ast.Name) or self.holds(node.value, Kind.OWN) is None:
+            return False
+        function = self.function(node)
+        return (
+            function is not None
+            and function.self_name == node.value.id
+            and any(value.kind in (Kind.OTHER, Kind.OWN) for value in self.values(node))
+        )
 
     def qualified_names(self, node: ast.AST) -> set[str]:
         """Names of other packages that this expression can mean."""
@@ -143,9 +177,51 @@ class FileFacts:
     def is_managed(self, cache: Value) -> bool:
         return cache.origin in self.facts.flow.managed
 
+    def names_holding(self, kind: Kind, site: ast.AST) -> list[str]:
+        """Names of the scope of `site`, or of one around it, that hold a value of this kind."""
+        found: list[str] = []
+        scope: Scope | None = self.scope(site)
+        while scope is not None:
+            for name in scope.names:
+                held = self.facts.flow.held(("name", scope, name))
+                if name not in found and any(value.kind is kind for value in held):
+                    found.append(name)
+            scope = scope.parent
+        return found
+
+    def all_made_from(self, expr: ast.expr) -> list[ast.expr]:
+        """Every expression assigned to a plain name in its scope; the expression itself if it is no name."""
+        if not isinstance(expr, ast.Name):
+            return [expr]
+        home = self.scope(expr).find(expr.id)
+        made = []
+        for binding in home.names[expr.id] if home else ():
+            match self.parent(binding):
+                case ast.Assign(targets=[_], value=value) | ast.AnnAssign(value=ast.expr() as value):
+                    made.append(value)
+        return made
+
+    def made_from(self, expr: ast.expr) -> ast.expr | None:
+        """The only expression that a plain name is ever given; None where there are others."""
+        if not isinstance(expr, ast.Name):
+            return expr
+        home = self.scope(expr).find(expr.id)
+        if home is None or len(home.names[expr.id]) != 1:
+            return None
+        return next(iter(self.all_made_from(expr)), None)
+
+    def constant(self, expr: ast.expr) -> object:
+        """The constant that an expression always is; None for none."""
+        made = self.made_from(expr)
+        return made.value if isinstance(made, ast.Constant) else None
+
+    @staticmethod
+    def lineno(node: ast.AST) -> int:
+        return getattr(node, "lineno", 0)
+
     @cached_property
-    def is_module_file(self) -> bool:
-        return any(self.facts.flow.is_module_class(owner) for owner in self.file.classes)
+    def compactions(self) -> list[Compaction]:
+        return list(find_compactions(self))
 
     def module_class(self, node: ast.AST) -> Class | None:
         """The neural network module of the repository in whose class this stands."""
@@ -154,6 +230,13 @@ class FileFacts:
             if isinstance(above, ast.stmt) and owner is not None and self.facts.flow.is_module_class(owner):
                 return owner
         return None
+
+    def model_for(self, cache: Value, site: ast.AST) -> str | None:
+        """Text of the one name in this function for the model that takes the cache, bound before `site`."""
+        here = self.function(site)
+        uses = [use for use in self.cache_use(cache).models if use.scope.enclosing_function is here]
+        names = {self.text(use.callee) for use in uses if self.is_bound_before(use.callee, site)}
+        return names.pop() if len(names) == 1 else None
 
     # What may be edited
 
@@ -191,20 +274,19 @@ class FileFacts:
 
     def is_legacy_branch(self, node: ast.AST) -> bool:
         """In code that a test for an attribute or class of old releases keeps from running on new ones."""
-        for above in (node, *self.ancestors(node)):
-            holder = self.parent(above)
-            if isinstance(holder, ast.If):
-                in_body, test = above in holder.body, holder.test
-                if above is test:
-                    return _tests_legacy(test)
-            elif isinstance(holder, ast.IfExp):
-                in_body, test = above is holder.body, holder.test
-            else:
-                continue
-            negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-            if _tests_legacy(test) and in_body is not negated:
-                return True
-        return False
+        return any(item in self._legacy_parts for item in (node, *self.ancestors(node)))
+
+    @cached_property
+    def _legacy_parts(self) -> set[ast.AST]:
+        """Tests for old releases, and what runs only where they hold."""
+        parts: set[ast.AST] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.If | ast.IfExp) and _tests_legacy(node.test):
+                negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+                runs = node.orelse if negated else node.body
+                parts.add(node.test)
+                parts.update(runs if isinstance(runs, list) else [runs])
+        return parts
 
 
 def _tests_legacy(test: ast.expr) -> bool:
@@ -271,8 +353,8 @@ def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUs
     for keyword in call.keywords:
         if keyword.arg in library.CACHE_KEYWORDS:
             for use in caches(keyword.value):
-                if model is not None:
+                if owner is not None:
+                    use.owners.append(Use(call, callee, scope, owner))
+                elif model is not None:
                     use.models.append(Use(call, callee, scope, model))
                     use.is_tree_masked |= masked
-                elif owner is not None:
-                    use.owners.append(Use(call, callee, scope, owner))

@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor import library
+from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.scopes import Class, File, Function, Scope, Source, Variable
 from ddaudit.auditor.values import Kind, Value
 
@@ -98,11 +99,12 @@ class Flow:
                 for value in self._evaluate(base, current.outer):
                     if value.kind is Kind.LIBRARY:
                         yield value.origin
-                    elif value.kind is Kind.OWN_CLASS and isinstance(known := self._definitions[value.origin], Class):
-                        if known not in seen:
-                            seen.add(known)
-                            pending.append(known)
-                            yield known
+                        continue
+                    known = self._definitions.get(value.origin)
+                    if value.kind is Kind.OWN_CLASS and isinstance(known, Class) and known not in seen:
+                        seen.add(known)
+                        pending.append(known)
+                        yield known
 
     def is_module_class(self, owner: Class) -> bool:
         """Whether instances are neural network modules that the repository itself defines."""
@@ -211,11 +213,7 @@ class Flow:
             case ast.Name(id=name):
                 return self._name(name, scope)
             case ast.Attribute(value=base, attr=attr):
-                return [
-                    found
-                    for value in self._evaluate(base, scope, depth)
-                    for found in self._attribute(value, attr, expr, scope)
-                ]
+                return [found for value in self._evaluate(base, scope, depth) for found in self._attribute(value, attr)]
             case ast.Call():
                 return self._read(("call", expr, None))
             case ast.Subscript(value=base, slice=key):
@@ -245,7 +243,7 @@ class Flow:
                 found.append(Value(Kind.LIBRARY, f"{module}.{name}"))
         return found
 
-    def _attribute(self, value: Value, attr: str, node: ast.AST, scope: Scope) -> list[Value]:
+    def _attribute(self, value: Value, attr: str) -> list[Value]:
         """What `attr` of one value holds."""
         match value.kind:
             case Kind.LIBRARY:
@@ -257,8 +255,12 @@ class Flow:
                 return self._member(file, attr)
             case Kind.OWN | Kind.OWN_CLASS:
                 return self._own_attribute(value, attr)
-            case Kind.MODEL | Kind.BACKBONE:
-                return self._model_attribute(value, attr, node, scope)
+            case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
+                return self._model_attribute(value, attr)
+            case Kind.EMBEDDING if attr == "weight":
+                return [replace(value, kind=Kind.EMBEDDING_WEIGHT)]
+            case Kind.EMBEDDING_WEIGHT if attr in ("T", "mT"):
+                return [value]
             case Kind.CONFIG if attr in ("text_config", "llm_config"):
                 return [replace(value, kind=Kind.TEXT_CONFIG)]
             case Kind.OUTPUT:
@@ -274,12 +276,18 @@ class Flow:
                 return [value]
         return []
 
-    def _model_attribute(self, value: Value, attr: str, node: ast.AST, scope: Scope) -> list[Value]:
-        kind = {"config": Kind.CONFIG, "base_model": Kind.MODEL, "model": Kind.BACKBONE}.get(attr)
+    @staticmethod
+    def _model_attribute(value: Value, attr: str) -> list[Value]:
+        kind: Kind | None = None
         if attr in library.WRAPPER_NAMES:
             kind = value.kind
+        elif attr == "base_model":
+            # Below a head it is the backbone; on a PEFT wrapper its `model` is the model again.
+            kind = Kind.MODEL
+        elif attr == "config":
+            kind = Kind.TEXT_CONFIG if value.kind is Kind.DECODER else Kind.CONFIG
         elif attr in library.INNER_NAMES:
-            kind = kind or Kind.BACKBONE
+            kind = Kind.BACKBONE
         elif attr in library.HEAD_NAMES:
             kind = Kind.HEAD
         elif attr in library.EMBEDDING_NAMES:
@@ -371,7 +379,10 @@ class Flow:
 
     @staticmethod
     def _elements(values: Iterable[Value]) -> list[Value]:
-        element = {Kind.LAYERS: Kind.LAYER, Kind.HIDDEN_STATES: Kind.TENSOR, Kind.CACHE_LAYERS: Kind.CACHE_LAYER}
+        element = {
+            Kind.LAYERS: Kind.LAYER, Kind.HIDDEN_STATES: Kind.TENSOR, Kind.CACHE_LAYERS: Kind.CACHE_LAYER,
+            Kind.OTHER: Kind.OTHER,
+        }  # fmt: skip
         return [replace(value, kind=element[value.kind]) for value in values if value.kind in element]
 
     # Calls
@@ -385,7 +396,7 @@ class Flow:
                         found = [
                             item
                             for value in self._evaluate(call.args[0], scope)
-                            for item in self._attribute(value, attr, call, scope)
+                            for item in self._attribute(value, attr)
                         ]
                 return found + [value for extra in call.args[2:] for value in self._evaluate(extra, scope)]
             case ast.Attribute(value=base, attr=attr):
@@ -402,11 +413,13 @@ class Flow:
 
     def _method_call(self, value: Value, attr: str, call: ast.Call, scope: Scope) -> list[Value]:
         match value.kind:
-            case Kind.MODEL | Kind.BACKBONE | Kind.OWN if attr in library.CHAINABLE:
+            case Kind.MODEL | Kind.BACKBONE | Kind.DECODER | Kind.OWN if attr in library.CHAINABLE:
                 return [value]
-            case Kind.MODEL | Kind.BACKBONE:
+            case Kind.EMBEDDING_WEIGHT if attr in ("t", "transpose", "to", "float", "detach"):
+                return [value]
+            case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
                 kind = {
-                    "get_decoder": Kind.BACKBONE, "get_base_model": Kind.MODEL, "forward": Kind.OUTPUT,
+                    "get_decoder": Kind.DECODER, "get_base_model": Kind.MODEL, "forward": Kind.OUTPUT,
                     "get_input_embeddings": Kind.EMBEDDING, "get_output_embeddings": Kind.HEAD,
                 }.get(attr)  # fmt: skip
                 if kind is Kind.OUTPUT:
@@ -426,7 +439,7 @@ class Flow:
         """What a call of this value returns; arguments flow into the repository's own functions."""
         target = self._definitions.get(value.origin)
         match value.kind:
-            case Kind.MODEL | Kind.BACKBONE:
+            case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
                 return [self._made(Kind.OUTPUT, call, scope.file, "the model's output", value)]
             case Kind.FUNCTION | Kind.METHOD if isinstance(target, Function):
                 self._pass(call, scope, target, skip=int(value.kind is Kind.METHOD))
@@ -451,6 +464,11 @@ class Flow:
 
     def _instances(self, value: Value, owner: Class) -> list[Value]:
         made = [replace(value, kind=Kind.OWN)]
+        name = owner.node.name
+        if library.MODEL_CLASS.search(name) and self.is_module_class(owner):
+            # Whoever holds one from outside walks into it as into the stock model that it copies.
+            fact = self._fact(owner.node, owner.outer.file, f"`{name}` is a causal language model of the repository")
+            made.append(Value(Kind.MODEL, value.origin, Confidence.LIKELY, (fact,)))
         init = next(iter(owner.methods.values()), None)
         return made + (self._self(init)[1:] if init is not None and init.takes_self else [])
 

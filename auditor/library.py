@@ -15,37 +15,23 @@ MODEL_CLASS = re.compile(
 )
 INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (MODEL_CLASS, Kind.MODEL),
-    (re.compile(r"(PreTrained|Pretrained|Auto|\w)Config$"), Kind.CONFIG),
+    (re.compile(r"^(PreTrained|Pretrained)Config$"), Kind.CONFIG),
     (re.compile(r"^(\w*Cache)$"), Kind.CACHE),
     (re.compile(r"(Tokenizer|TokenizerFast|Processor|PreTrainedTokenizer\w*)$"), Kind.TOKENIZER),
-    (re.compile(r"(Output|OutputWithPast|OutputWithPastAndCrossAttentions)$"), Kind.OUTPUT),
     (re.compile(r"DecoderLayer$"), Kind.LAYER),
     (re.compile(r"Model$"), Kind.BACKBONE),
 )
-# Configurations of other things than a model.
-NOT_MODEL_CONFIG = re.compile(r"(Generation|Lora|Peft|BitsAndBytes|Quantization|Quanto|GPTQ|Awq)\w*Config$")
 MAKERS = frozenset({"from_pretrained", "from_config", "_from_config"})
 
 MODULE_BASE = re.compile(r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*PreTrainedModel$)|(\.Module$)")
 
 # Methods that return the object they are called on.
 CHAINABLE = frozenset(
-    [
-        "to",
-        "eval",
-        "train",
-        "cuda",
-        "cpu",
-        "half",
-        "float",
-        "bfloat16",
-        "double",
-        "type",
-        "requires_grad_",
-        "share_memory",
-        "merge_and_unload",
-    ]
-)
+    {
+        "to", "eval", "train", "cuda", "cpu", "half", "float", "bfloat16", "double", "type", "requires_grad_",
+        "share_memory", "merge_and_unload",
+    }
+)  # fmt: skip
 # Calls that return their first argument, or something that stands for it.
 TRANSPARENT_CALLS = frozenset(
     {
@@ -56,32 +42,12 @@ TRANSPARENT_CALLS = frozenset(
     }
 )  # fmt: skip
 TENSOR_METHODS_KEEPING_SHAPE = frozenset(
-    [
-        "to",
-        "clone",
-        "contiguous",
-        "detach",
-        "float",
-        "half",
-        "bfloat16",
-        "bool",
-        "cuda",
-        "cpu",
-        "double",
-        "type",
-        "masked_fill",
-        "masked_fill_",
-        "fill_",
-        "copy_",
-        "logical_not",
-        "logical_and",
-        "logical_or",
-        "triu",
-        "tril",
-        "expand",
-        "repeat",
-    ]
-)
+    {
+        "to", "clone", "contiguous", "detach", "float", "half", "bfloat16", "bool", "cuda", "cpu", "double", "type",
+        "masked_fill", "masked_fill_", "fill_", "copy_", "logical_not", "logical_and", "logical_or", "triu", "tril",
+        "expand", "repeat",
+    }
+)  # fmt: skip
 TENSOR_MAKERS = frozenset({"zeros", "ones", "full", "empty", "rand", "randn"})
 FOUR_D_MASK_MAKERS = re.compile(r"(^|\.)_?prepare_4d_\w*mask\w*$|(^|\.)_?\w*4d_causal_attention_mask\w*$")
 
@@ -92,6 +58,8 @@ FORWARD_KEYWORDS = frozenset(
         "num_logits_to_keep", "inputs_embeds", "cache_position",
     }
 )  # fmt: skip
+# Those that a decoder layer, which shares most, does not take.
+MODEL_ONLY_KEYWORDS = frozenset({"output_hidden_states", "logits_to_keep", "num_logits_to_keep", "inputs_embeds"})
 OUTPUT_FIELDS = frozenset({"logits", "hidden_states", "past_key_values", "cache", "attentions"})
 CACHE_KEYWORDS = ("past_key_values", "cache", "past_key_value")
 
@@ -111,7 +79,9 @@ MODEL_NAMES = re.compile(
     r"(model|lm|llm|target|vlm|verifier|base)(_(model|lm|hf))*$",
     re.IGNORECASE,
 )
-CACHE_NAMES = re.compile(r"^_*(\w+_)?(past|cache|kv|past_key_values?|kv_cache|pkv)(_(target|draft|model|cache))*$")
+CACHE_NAMES = re.compile(
+    r"^_*(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
+)
 CACHE_PATHS = frozenset({"get_seq_length", "key_cache", "value_cache", "to_legacy_cache", "get_usable_length"}) | {
     "seen_tokens", "get_max_cache_shape", "get_max_length", "get_mask_sizes", "is_croppable", "reorder_cache",
 }  # fmt: skip
@@ -120,7 +90,7 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output_head"})
 EMBEDDING_NAMES = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddings"})
 LAYERS_NAMES = frozenset({"layers", "h", "blocks"})
 NORM_NAMES = frozenset({"norm", "ln_f", "final_layernorm", "final_layer_norm"})
-INNER_NAMES = frozenset({"model", "transformer", "gpt_neox", "language_model", "decoder", "base_model"})
+INNER_NAMES = frozenset({"model", "transformer", "gpt_neox", "language_model", "decoder"})
 WRAPPER_NAMES = frozenset({"module", "_orig_mod"})
 
 
@@ -136,8 +106,6 @@ def instance_kind(qualified_name: str) -> Kind | None:
         return {"AutoModel": Kind.BACKBONE, "AutoConfig": Kind.CONFIG}.get(
             name, Kind.MODEL if name.startswith("AutoModel") else Kind.TOKENIZER
         )
-    if NOT_MODEL_CONFIG.search(name):
-        return None
     for pattern, kind in INSTANCE_CLASSES:
         if pattern.search(name):
             return kind

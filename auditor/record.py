@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,166 @@ class Entry:
     @property
     def name(self) -> str:
         return f"{self.module}:{self.qualname}"
+
+
+VERDICTS = ("identical", "near-tie", "lossy", "error")
+"""From best to worst: an entry's verdict is the worst of its prompts'."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far stock Transformers is from itself: the same text in blocks against one token at a time."""
+
+    num_positions: int
+    logits_relative: float
+    """Largest over the prompts of |blocks - single| / |single|, Frobenius norms."""
+    gap_max: float
+    """Largest change of the gap between the two best tokens, in logits."""
+    gap_p50: float
+    gap_p99: float
+    num_flips: int
+    """Positions where the best token changes."""
+    top2_gap_p50: float
+    """Median gap between the two best tokens, one token at a time: a noise above it leaves the test little power."""
+
+    @property
+    def flip_rate(self) -> float:
+        return self.num_flips / self.num_positions if self.num_positions else 0.0
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where an entry's text leaves plain decoding's."""
+
+    prompt: int
+    position: int
+    """Index among the generated tokens."""
+    expected: int
+    found: int
+    gap_reference: float
+    """Top-2 gap at that position when plain decoding made its choice, in logits."""
+    gap_own_text: float
+    """How far the entry's token is behind the best one when the model reads the entry's own text, in logits."""
+    context_ids: tuple[int, ...]
+    """The last tokens before it, which both texts share."""
+
+
+@dataclass(frozen=True)
+class PromptVerdict:
+    """What comparing one prompt's text with plain decoding gave."""
+
+    prompt: int
+    verdict: str
+    num_tokens: int
+    reason: str
+    divergence: Divergence | None = None
+    num_beyond_noise: int = 0
+    """Tokens of the entry's own text that the model, reading that text, puts behind another by more than the noise."""
+    num_not_best: int = 0
+    """Tokens of the entry's own text after the divergence that are not the model's best one."""
+
+
+@dataclass(frozen=True)
+class PlainRecord:
+    """Stock Transformers decoding one token at a time: the reference text and the time to beat."""
+
+    tokens: int
+    tokens_per_s: float
+    decode_s: float
+    peak_memory_bytes: int | None
+    num_distinct_tokens: int
+    """A reference that repeats a few tokens hides faults."""
+
+
+@dataclass(frozen=True)
+class EntryRecord:
+    """One entry point over all prompts."""
+
+    name: str
+    arguments: dict[str, Any]
+    """What was passed by `--arg`."""
+    verdict: str
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    """After the first token of each prompt."""
+    decode_s: float = 0.0
+    acceptance_length_mean: float | None = None
+    """Tokens a round: the entry's own figure if it returns one, else new tokens over rounds."""
+    acceptance_source: str = ""
+    """`entry` or `measured`."""
+    rounds: int | None = None
+    """Forwards of the target after the prefill."""
+    stage_s: dict[str, float] = field(default_factory=dict)
+    stage_source: str = ""
+    peak_memory_bytes: int | None = None
+    prompts: tuple[PromptVerdict, ...] = ()
+    error: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything one `run` found out. No path and no time of day, so that two runs can be compared."""
+
+    ddaudit_version: str
+    python_version: str
+    torch_version: str
+    transformers_version: str
+    fork: str
+    """The folder's name."""
+    device: str
+    dtype: str
+    model: str
+    """Where its config came from, its class, and `random weights` where it has no checkpoint."""
+    drafter: str
+    seed: int
+    max_new_tokens: int
+    prompt_lengths: tuple[int, ...]
+    noise: Noise | None
+    plain: PlainRecord | None
+    entries: tuple[EntryRecord, ...]
+    peak_memory_kind: str = ""
+    """`device`: the allocator's peak during the entry; `process`: resident memory of the process so far."""
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = {entry.verdict for entry in self.entries}
+        if "error" in verdicts or not verdicts:
+            return 2
+        return 1 if "lossy" in verdicts else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types. Names stay, more may be added."""
+        data = asdict(self)
+        if self.noise:
+            data["noise"]["flip_rate"] = self.noise.flip_rate
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
+        record: RunRecord = _build(cls, data)
+        return record
+
+
+_NESTED: dict[tuple[type, str], type] = {
+    (RunRecord, "noise"): Noise,
+    (RunRecord, "plain"): PlainRecord,
+    (RunRecord, "entries"): EntryRecord,
+    (EntryRecord, "prompts"): PromptVerdict,
+    (PromptVerdict, "divergence"): Divergence,
+}
+
+
+def _build(cls: type, data: Mapping[str, Any]) -> Any:
+    """`cls` from its JSON form. Unknown names are those of a later release, and are left out."""
+    values: dict[str, Any] = {}
+    for item in fields(cls):
+        if item.name not in data:
+            continue
+        value, nested = data[item.name], _NESTED.get((cls, item.name))
+        if isinstance(value, (list, tuple)):
+            value = tuple(_build(nested, part) if nested else part for part in value)
+        elif nested and value is not None:
+            value = _build(nested, value)
+        values[item.name] = value
+    return cls(**values)

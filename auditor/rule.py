@@ -96,6 +96,11 @@ class Rule(ABC):
         Only a proven receiver keeps a safe fix: with less, the rewrite is right if the receiver is what it
         seems, and a person has to look.
         """
+        # Inside an f-string a rewrite may clash with the quotes, and parsers before 3.12 misplace what stands there.
+        string = file.string_around(node)
+        if string is not None:
+            node = string
+            fix = "it stands inside an f-string" if isinstance(fix, Fix) else fix
         if isinstance(fix, Fix) and any(file.source.has_comment(edit.start, edit.end) for edit in fix.edits):
             fix = "a comment stands inside the code that would be replaced"
         if (

@@ -9,6 +9,7 @@ import os
 import re
 import tokenize
 import warnings
+from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -79,6 +80,10 @@ class SourceFile:
         """Code-point offset of each line's first character, as the parser counts lines."""
         return [0] + [match.end() for match in NEWLINE.finditer(self.text)]
 
+    @cached_property
+    def _is_ascii(self) -> bool:
+        return self.text.isascii()
+
     def line(self, number: int) -> str:
         """Text of a line, counted from 1, with its newline."""
         starts = self.line_starts
@@ -86,8 +91,7 @@ class SourceFile:
 
     def offset(self, line: int, byte_column: int) -> int:
         """Code-point offset of the parser's position: a line from 1 and a column in UTF-8 bytes from 0."""
-        text = self.line(line)
-        if text.isascii():
+        if self._is_ascii or (text := self.line(line)).isascii():
             return self.line_starts[line - 1] + byte_column
         return self.line_starts[line - 1] + len(text.encode()[:byte_column].decode())
 
@@ -192,10 +196,17 @@ def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) ->
     seen: set[Path] = set()
     for path in paths:
         # A link named by the caller is wanted; one met on the way must stay below the root.
-        pending = [path.resolve()]
+        pending = deque([path.resolve()])
         while pending:
             entry = pending.pop()
-            real = entry.resolve()
+            try:
+                real = entry.resolve()
+            except (OSError, RuntimeError):
+                # Before Python 3.13 a link to itself raises.
+                skipped[_relative(entry, root)] = Skipped(
+                    _relative(entry, root), SkipReason.UNREADABLE, "a loop of links"
+                )
+                continue
             if entry.is_symlink() and not real.is_relative_to(root):
                 if entry.suffix == ".py" or real.is_dir():
                     name = _relative(entry, root)
@@ -206,7 +217,12 @@ def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) ->
             if entry.is_dir():
                 seen.add(real)
                 try:
-                    pending += _children(entry, root, skipped)
+                    for child in _children(entry, root, skipped):
+                        # Links last of all, so that a file counts under its own name.
+                        if child.is_symlink():
+                            pending.appendleft(child)
+                        else:
+                            pending.append(child)
                 except OSError as error:
                     name = _relative(entry, root)
                     skipped[name] = Skipped(name, SkipReason.UNREADABLE, error.strerror or str(error))
@@ -216,8 +232,7 @@ def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) ->
 
 
 def _children(folder: Path, root: Path, skipped: dict[str, Skipped]) -> Iterator[Path]:
-    # Links last, so that a file counts under its own name.
-    for child in sorted(folder.iterdir(), key=lambda child: (not child.is_symlink(), child.name), reverse=True):
+    for child in sorted(folder.iterdir(), reverse=True):
         if child.name in MACHINERY:
             continue
         excluded = child.name in EXCLUDED or child.name.endswith(".egg-info") or (child / "pyvenv.cfg").exists()

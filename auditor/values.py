@@ -15,9 +15,11 @@ class Kind(Enum):
 
     MODEL = "Transformers model with a head"
     BACKBONE = "Transformers model below its head"
+    DECODER = "text decoder, as `get_decoder()` returns it"
     LAYERS = "list of decoder layers"
     LAYER = "decoder layer"
     EMBEDDING = "input embedding"
+    EMBEDDING_WEIGHT = "input embedding matrix"
     HEAD = "output head"
     NORM = "final norm"
     CONFIG = "configuration of a Transformers model"

@@ -51,9 +51,9 @@ def walk(tokens, parents, choice):
 
 def keep_path(cache: DynamicCache, past_length: int, path: list[int]) -> None:
     """Moves the accepted nodes' keys and values to the front of the window and drops the rest."""
-    end = past_length + len(path)
     for layer in cache.layers:
         rows = torch.tensor(path, device=layer.keys.device) + past_length
+        end = past_length + len(path)
         layer.keys[:, :, past_length:end] = layer.keys[:, :, rows]
         layer.values[:, :, past_length:end] = layer.values[:, :, rows]
     cache.crop(past_length + len(path))

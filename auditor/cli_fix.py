@@ -1,0 +1,123 @@
+"""`ddaudit fix`: the command that writes."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddaudit.auditor.edits import Fixed, Left
+    from ddaudit.auditor.fork import Plan
+    from ddaudit.auditor.placing import Placed
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), default=".")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), help="Folder of the fork.  [default: patched/<name of SOURCE>]"
+)
+@click.option("--in-place", is_flag=True, help="Edit SOURCE itself instead of writing a fork.")
+@click.option("--diff", is_flag=True, help="Print the patch and write nothing.")
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if something would change.")
+@click.option("--unsafe", is_flag=True, help="Also apply fixes that are right in the cases known: read the patch.")
+def fix(source: Path, output: Path | None, in_place: bool, diff: bool, check: bool, unsafe: bool) -> None:
+    """Write a patched fork of the repository SOURCE (default: this folder), which itself stays as it is.
+
+    Nothing is imported or executed. The fork has every file, the patch as `ddaudit.patch`, and what was done and
+    left, and why, in `ddaudit.json`.
+
+    Exit code 0: nothing is left to do, 1: findings are left, 2: something could not be examined or fixed. With
+    `--diff` and `--check` 1 says that something would change, whatever is left.
+    """
+    from ddaudit.auditor.fork import plan_fix
+    from ddaudit.auditor.placing import check_target, write_fork, write_in_place
+
+    if in_place and output:
+        raise ValueError("`--in-place` writes no fork, so there is no `--output`: choose one of the two")
+    writes = not (diff or check)
+    target = output or Path("patched") / source.resolve().name
+    if writes and not in_place and source.is_dir():
+        check_target(source, target)
+    plan = plan_fix(source, unsafe=unsafe)
+    if diff:
+        sys.stdout.buffer.write(plan.patch)
+        sys.stdout.buffer.flush()
+    placed = None
+    try:
+        if writes and in_place:
+            write_in_place(plan)
+        elif writes:
+            placed = write_fork(plan, target)
+    except OSError as error:
+        raise ValueError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
+    for line in _report(plan, placed, unsafe):
+        click.echo(line, err=diff)
+    for line in _problems(plan, placed):
+        click.echo(line, err=True)
+    if plan.exit_code == 2 or (placed and placed.not_copied):
+        sys.exit(2)
+    sys.exit(plan.exit_code if writes else int(bool(plan.changes)))
+
+
+def _report(plan: Plan, placed: Placed | None, unsafe: bool) -> Iterator[str]:
+    settled = plan.settled
+    if settled.fixed:
+        yield "fixed"
+        yield from _by_path(settled.fixed)
+    if settled.left:
+        yield "left, with the reason (lines as in the fixed files)" if plan.changes else "left, with the reason"
+        yield from _by_path(settled.left)
+    yield (
+        f"{len(settled.fixed)} fixed in {_count(len(plan.changes), 'file')}, {len(settled.left)} left, "
+        f"{_count(len(plan.entries), 'entry point')}: {', '.join(entry.name for entry in plan.entries) or 'none found'}"
+    )
+    if not unsafe and any(item.finding.applicability.value == "unsafe" for item in settled.left):
+        yield "some of what is left has a fix that a person should read: --unsafe"
+    if placed:
+        yield f"fork: {_shown(placed.target)}" + ("" if placed.is_new else " (was there already, the same)")
+        if placed.kept_as:
+            yield f"the fork before had been changed by hand: it is kept as {_shown(placed.kept_as)}"
+        yield f"next: ddaudit run {_shown(placed.target)} --model MODEL"
+
+
+def _by_path(items: Iterable[Fixed | Left]) -> Iterator[str]:
+    for path, group in groupby(items, key=lambda item: item.finding.path):
+        yield f"  {path}"
+        for item in group:
+            finding = item.finding
+            place = f"{finding.span.line}:{finding.span.column}"
+            what = getattr(item, "reason", "") or ("" if getattr(item, "how", "") == "edited" else "by another fix")
+            yield f"    {place:<8} {finding.code} {finding.slug:<20} {finding.expr[:70]}"
+            if what:
+                yield f"             {what}"
+
+
+def _problems(plan: Plan, placed: Placed | None) -> Iterator[str]:
+    for item in plan.skipped:
+        if item.is_failure:
+            detail = f" ({item.detail})" if item.detail else ""
+            yield f"not examined, copied as it is: {item.path}: {item.reason.value}{detail}"
+    for path, reason in plan.settled.errors.items():
+        yield f"error: {path} was left as it was: {reason}"
+    for path in sorted(plan.settled.parser_only):
+        yield f"verified by parser only: {path}: this Python could not compile it before either"
+    for path, reason in (placed.not_copied if placed else {}).items():
+        yield f"not copied: {path}: {reason}"
+
+
+def _shown(path: Path) -> str:
+    """A path as the caller would write it."""
+    here = Path.cwd().resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _count(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"

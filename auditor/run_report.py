@@ -1,0 +1,150 @@
+"""A run's record as a table for people and as a file for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.record import VERDICTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord
+
+_COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
+
+
+def format_run(record: RunRecord) -> str:
+    """What ran on what, one row an entry, its stages, and why a verdict is not `identical`."""
+    lines = [
+        f"fork      {record.fork}",
+        f"model     {record.model}, {record.dtype or 'no dtype'} on {record.device}",
+        f"drafter   {record.drafter}",
+        f"prompts   {_describe_prompts(record)}",
+        f"versions  ddaudit {record.ddaudit_version}, torch {record.torch_version}, "
+        f"transformers {record.transformers_version}",
+    ]
+    if record.noise:
+        lines.append(f"noise     {_describe_noise(record.noise)}")
+    lines += ["", *_table(_rows(record))]
+    for entry in record.entries:
+        lines += _details(entry)
+    return "\n".join([*lines, "", _conclusion(record)]) + "\n"
+
+
+def write_run(record: RunRecord, path: Path) -> None:
+    """Write the record as JSON: the whole file or nothing."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(record.to_json(), file, indent=2)
+            file.write("\n")
+        # mkstemp makes the file private, a record is as public as any other file.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _conclusion(record: RunRecord) -> str:
+    counts = {verdict: sum(entry.verdict == verdict for entry in record.entries) for verdict in VERDICTS}
+    if record.entries and counts["identical"] == len(record.entries):
+        return "verdict: identical. Every entry's text is plain decoding's, token for token."
+    parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    return f"verdict: {', '.join(parts) or 'nothing was run'}."
+
+
+def _describe_prompts(record: RunRecord) -> str:
+    if not record.prompt_lengths:
+        return "none"
+    low, high = min(record.prompt_lengths), max(record.prompt_lengths)
+    length = f"{low}" if low == high else f"{low} to {high}"
+    return (
+        f"{len(record.prompt_lengths)} of {length} tokens, {record.max_new_tokens} new tokens each, seed {record.seed}"
+    )
+
+
+def _describe_noise(noise: Noise) -> str:
+    text = (
+        f"stock blocks against stock single steps: gaps change by up to {noise.gap_max:.2g} logits, "
+        f"{noise.num_flips} of {noise.num_positions} choices flip"
+    )
+    if noise.gap_max > noise.top2_gap_p50:
+        # A wrong entry still shows by how many of its choices are not the model's own.
+        text += f"; the median gap is {noise.top2_gap_p50:.2g}, so single tokens prove little on these weights"
+    return text
+
+
+def _rows(record: RunRecord) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    plain_speed = record.plain.tokens_per_s if record.plain else 0.0
+    if record.plain:
+        plain = record.plain
+        speed, peak = f"{plain.tokens_per_s:.1f}", _gib(plain.peak_memory_bytes)
+        rows.append(("plain decoding", f"{plain.tokens}", speed, "1.00", "1.00", "", peak, "reference"))
+    for entry in record.entries:
+        if entry.verdict == "error":
+            rows.append((entry.name, "", "", "", "", "", "", "error"))
+            continue
+        rows.append(
+            (
+                entry.name,
+                f"{entry.tokens}",
+                f"{entry.tokens_per_s:.1f}",
+                f"{entry.tokens_per_s / plain_speed:.2f}" if plain_speed else "",
+                "" if entry.acceptance_length_mean is None else f"{entry.acceptance_length_mean:.2f}",
+                "" if entry.rounds is None else f"{entry.rounds}",
+                _gib(entry.peak_memory_bytes),
+                entry.verdict,
+            )
+        )
+    return rows
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in [_COLUMNS, *rows]) for i in range(len(_COLUMNS))]
+    last = len(_COLUMNS) - 1
+    return [
+        "  ".join(
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [_COLUMNS, *rows]
+    ]
+
+
+def _details(entry: EntryRecord) -> list[str]:
+    lines = []
+    if entry.stage_s:
+        stages = ", ".join(f"{name} {seconds:.3g}" for name, seconds in entry.stage_s.items())
+        lines.append(f"  seconds ({'its own clock' if entry.stage_source == 'entry' else 'measured'}): {stages}")
+    if entry.error:
+        lines.append(f"  error: {entry.error}")
+        if entry.remedy:
+            lines.append(f"  remedy: {entry.remedy}")
+    notable = [v for v in entry.prompts if v.verdict != "identical" or v.reason != "every token equal"]
+    lines += [line for verdict in notable for line in _describe_verdict(verdict)]
+    return ["", entry.name, *lines] if lines else []
+
+
+def _describe_verdict(verdict: PromptVerdict) -> list[str]:
+    lines = [f"  prompt {verdict.prompt}: {verdict.verdict}: {verdict.reason}"]
+    if verdict.divergence:
+        found = verdict.divergence
+        lines.append(
+            f"    token {found.position}: {found.found} instead of {found.expected}; top-2 gap "
+            f"{found.gap_reference:.3g}, read back {found.gap_own_text:.3g} behind the best; after "
+            f"{' '.join(map(str, found.context_ids))}"
+        )
+    return lines
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else f"{num_bytes / 2**30:.2f}"

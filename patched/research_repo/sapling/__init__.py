@@ -1,0 +1,1 @@
+"""Block drafting with chain and tree verification."""

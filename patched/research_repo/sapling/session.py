@@ -1,0 +1,48 @@
+"""What the decoders share: the stage clock, hidden-state taps, stop tokens and the result."""
+
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Generation:
+    output_ids: torch.Tensor
+    acceptance_lengths: list[int] = field(default_factory=list)
+    stage_times: dict[str, float] = field(default_factory=dict)
+
+
+class StageClock:
+    """Adds up seconds per stage; waits for the GPU so that kernels count where they were launched."""
+
+    def __init__(self):
+        self.seconds = defaultdict(float)
+
+    @contextmanager
+    def stage(self, name):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds[name] += time.perf_counter() - begin
+
+
+def read_taps(hidden_states, layer_ids):
+    """Outputs of the tapped layers side by side; entry 0 of hidden_states is the embedding."""
+    return torch.cat([hidden_states[layer_id + 1] for layer_id in layer_ids], dim=-1)
+
+
+def has_stop(tokens, stop_token_ids):
+    return bool(stop_token_ids) and any(token in stop_token_ids for token in tokens.tolist())
+
+
+def cut_at_stop(output_ids, prompt_length, stop_token_ids):
+    for index, token in enumerate(output_ids[0, prompt_length:].tolist()):
+        if token in (stop_token_ids or []):
+            return output_ids[:, : prompt_length + index + 1]
+    return output_ids

@@ -1,0 +1,153 @@
+"""A cache built without a configuration has one kind of layer.
+
+`DynamicCache()` makes a full-attention layer for every index it meets. A hybrid model asks its cache for
+linear-attention layers and raises IndexError in the first of them (Qwen3.5 and Qwen3-Next; QwenLM/Qwen3.8#37,
+huggingface/transformers#44950); a sliding-window model keeps everything at full length. `DynamicCache(config=…)`
+has the right layers. A cache that is later cut back, compacted or used to verify a tree must also be able to go
+back, which no stock cache with recurrent layers can: `make_cache(model)` of `ddaudit.runtime` can.
+
+A bare cache for the repository's own full-attention drafter is fine.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+    from ddaudit.auditor.values import Value
+
+
+class BareCache(Rule):
+    code = "DDA101"
+    kind = "bare-cache"
+    severity = Severity.ERROR
+    message = (
+        "`{name}()` has no linear-attention layers: hybrid models raise in their first one; "
+        "build it from the model's config, or with `make_cache(model)` where it must go back"
+    )
+    nodes = (ast.Call,)
+    markers = ("DynamicCache",)
+    EXAMPLES = (
+        Good("""
+            from torch import nn
+            from transformers import DynamicCache
+
+            class Drafter(nn.Module):
+                def forward(self, ids, past_key_values=None):
+                    return ids
+
+            def draft(drafter: Drafter, ids):
+                cache = DynamicCache()
+                return drafter(ids, past_key_values=cache)
+        """),
+        Good("""
+            from transformers import DynamicCache, PreTrainedModel
+
+            def prefill(model: PreTrainedModel, ids):
+                cache = DynamicCache(config=model.config)
+                return model(ids, cache=cache)
+        """),
+        Good("""
+            from kvstore import DynamicCache
+
+            cache = DynamicCache()
+        """),
+        Good("""
+            from transformers import DynamicCache
+
+            def build(DynamicCache):
+                return DynamicCache()
+        """),
+        Bad(
+            """
+            from transformers import DynamicCache, PreTrainedModel
+
+            def prefill(model: PreTrainedModel, ids):
+                cache = DynamicCache()
+                return model(ids, cache=cache)
+            """,
+            """
+            from transformers import DynamicCache, PreTrainedModel
+
+            def prefill(model: PreTrainedModel, ids):
+                cache = DynamicCache(config=model.config)
+                return model(ids, cache=cache)
+            """,
+        ),
+        Bad(
+            """
+            from ddaudit.runtime import crop_cache
+            from transformers import DynamicCache, PreTrainedModel
+
+            def verify(target: PreTrainedModel, block, start):
+                cache = DynamicCache()
+                out = target(block, cache=cache)
+                crop_cache(cache, start)
+                return out
+            """,
+            """
+            from ddaudit.runtime import crop_cache, make_cache
+            from transformers import PreTrainedModel
+
+            def verify(target: PreTrainedModel, block, start):
+                cache = make_cache(target)
+                out = target(block, cache=cache)
+                crop_cache(cache, start)
+                return out
+            """,
+        ),
+        Bad("""
+            from transformers import DynamicCache
+
+            def new_cache():
+                return DynamicCache(offloading=True)
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        assert isinstance(node, ast.Call)
+        made = file.holds(node, Kind.CACHE)
+        names = {name.rpartition(".")[2] for name in file.qualified_names(node.func)}
+        if made is None or "DynamicCache" not in names or _has_layers(node) or file.is_legacy_branch(node):
+            return
+        use = file.cache_use(made)
+        if use.models:
+            by = max((use.by for use in use.models), key=lambda value: value.rank)
+            because = replace(made, confidence=by.confidence, evidence=made.evidence + by.evidence)
+            yield self.report(file, node, because, fix=_fix(node, made, file), name="DynamicCache")
+        elif not use.owners:
+            because = replace(made, confidence=Confidence.LIKELY)
+            reason = "it is not clear which model the cache is for"
+            yield self.report(file, node, because, fix=reason, name="DynamicCache")
+
+
+def _has_layers(call: ast.Call) -> bool:
+    return bool(call.args) or any(keyword.arg in (None, "config", "ddp_cache_data") for keyword in call.keywords)
+
+
+def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
+    model = file.model_for(cache, call)
+    if model is None:
+        return "no single name of the model has its value where the cache is made"
+    if call.keywords:
+        return "the cache is made with other arguments"
+    use = file.cache_use(cache)
+    if not use.goes_back and not use.is_tree_masked:
+        edit = file.edit(call, f"{file.text(call.func)}(config={model}.config)")
+        reason = "the config gives each layer the kind the model asks for; the same layers on full attention"
+        return Fix((edit,), Applicability.SAFE, reason)
+    if (runtime := file.runtime_call("make_cache", call)) is None:
+        return "the names `make_cache` and `runtime` mean something else here"
+    reason = "the same cache on full attention, and on every other layer kind one that can go back exactly"
+    edit = file.edit(call, f"{runtime[0]}({model})")
+    return Fix((edit,), Applicability.SAFE, reason, (runtime[1],))

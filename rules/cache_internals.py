@@ -1,0 +1,162 @@
+"""What a cache is made of changed with Transformers 5, and hybrid models have layers without keys and values.
+
+`key_cache`, `value_cache`, `seen_tokens`, `to_legacy_cache` and `from_legacy_cache` are gone; a cache is no tuple
+any more, so `cache[0][0]` raises and `for k, v in cache` meets triples. States stand in `cache.layers`, and a
+linear-attention layer there has no `keys`: ask `cache.get_seq_length()` for the length, and pass over layers for
+which `cache.is_linear[i]` holds. Code under `hasattr(cache, "key_cache")` never runs on new releases and is fine.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+REMOVED = frozenset(
+    {
+        "key_cache", "value_cache", "seen_tokens", "_seen_tokens", "to_legacy_cache", "from_legacy_cache",
+        "get_max_cache_shape", "get_usable_length",
+    }
+)  # fmt: skip
+LAYERLESS = (
+    "a linear-attention layer has no keys and values, so this raises on hybrid models; "
+    "pass over layers that `cache.is_linear` marks"
+)
+TUPLE = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where it has keys"
+REASON = "what replaces it depends on what the values are for"
+
+
+class CacheInternals(Rule):
+    code = "DDA104"
+    kind = "cache-internals"
+    severity = Severity.ERROR
+    message = "`{name}` of a cache is gone in Transformers 5: {remedy}"
+    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension)
+    markers = ("past", "cache", "kv")
+    EXAMPLES = (
+        Good("""
+            from transformers import DynamicCache
+
+            def length(cache: DynamicCache):
+                return cache.get_seq_length()
+        """),
+        Good("""
+            from transformers import DynamicCache
+
+            def length(cache: DynamicCache):
+                if hasattr(cache, "key_cache"):
+                    return cache.key_cache[0].shape[-2]
+                return cache.get_seq_length()
+        """),
+        Good("""
+            from transformers import DynamicCache
+
+            def norms(cache: DynamicCache):
+                for i, layer in enumerate(cache.layers):
+                    if cache.is_linear[i]:
+                        continue
+                    yield layer.keys.norm()
+        """),
+        Bad("""
+            from transformers import DynamicCache
+
+            def length(cache: DynamicCache):
+                return cache.key_cache[0].shape[-2]
+        """),
+        Bad("""
+            def length(past):
+                return past[0][0].shape[2]
+        """),
+        Bad("""
+            from transformers import DynamicCache
+
+            def size(cache: DynamicCache):
+                return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        if file.is_legacy_branch(node) or _is_own_forward(node, file):
+            return
+        match node:
+            case ast.Assign(targets=[ast.Tuple()], value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
+                yield self.report(file, base, cache, fix=REASON, name="k, v = cache", remedy=TUPLE)
+            case ast.Attribute(value=base, attr=attr) if attr in REMOVED:
+                cache = file.holds(base, Kind.CACHE)
+                if cache is None and attr == "from_legacy_cache":
+                    names = {name for name in file.qualified_names(base) if name.startswith("transformers.")}
+                    cache = file.holds(base, Kind.LIBRARY) if names else None
+                if cache is not None:
+                    yield self.report(file, node, cache, fix=REASON, name=attr, remedy=_remedy(attr))
+            case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
+                yield self.report(file, node, cache, fix=REASON, name="cache[i]", remedy=TUPLE)
+            case ast.Subscript(value=base) if file.holds(base, Kind.CACHE_LAYERS) is not None:
+                yield from self._one_layer(node, file)
+            case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
+                yield from self._loop(node, iterable, file)
+
+    def _one_layer(self, node: ast.Subscript, file: FileFacts) -> Iterator[Finding]:
+        above = file.parent(node)
+        cache = file.holds(node, Kind.CACHE_LAYER)
+        reads = isinstance(above, ast.Attribute) and above.attr in ("keys", "values")
+        if cache and above and reads and not any(_asks_kind(holder, file) for holder in file.ancestors(node)):
+            yield self.report(file, above, cache, fix=REASON, message=LAYERLESS)
+
+    def _loop(self, node: ast.AST, iterable: ast.expr, file: FileFacts) -> Iterator[Finding]:
+        target = node.target if isinstance(node, ast.For | ast.comprehension) else None
+        cache = file.holds(iterable, Kind.CACHE)
+        if cache is not None and isinstance(target, ast.Tuple):
+            remedy = "iterating it gives triples, and nothing for linear layers; go through `cache.layers`"
+            yield self.report(file, iterable, cache, fix=REASON, name="for k, v in cache", remedy=remedy)
+            return
+        layers = file.holds(iterable, Kind.CACHE_LAYERS)
+        if layers is None and isinstance(iterable, ast.Call) and iterable.args:
+            layers = file.holds(iterable.args[-1], Kind.CACHE_LAYERS)
+        if layers is None or any(compaction.loop is node for compaction in file.compactions):
+            return
+        body = node if isinstance(node, ast.For) else file.parent(node)
+        assert body is not None
+        inside = list(ast.walk(body))
+        reads = any(
+            isinstance(item, ast.Attribute)
+            and item.attr in ("keys", "values")
+            and file.holds(item.value, Kind.CACHE_LAYER)
+            for item in inside
+        )
+        if reads and not any(_asks_kind(item, file) for item in inside):
+            yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS)
+
+
+def _is_own_forward(node: ast.AST, file: FileFacts) -> bool:
+    """In the forward of the repository's own module, which fills its own cache."""
+    function = file.function(node)
+    return function is not None and function.name == "forward" and file.module_class(node) is not None
+
+
+def _asks_kind(node: ast.AST, file: FileFacts) -> bool:
+    """A test of what a layer is, or whether it has keys."""
+    if not isinstance(node, ast.If | ast.IfExp | ast.comprehension):
+        return False
+    tests = node.ifs if isinstance(node, ast.comprehension) else [node.test]
+    words = ("is_linear", "hasattr", "isinstance", "getattr", "layer_types", "is_initialized")
+    return any(word in file.text(test) for test in tests for word in words)
+
+
+def _remedy(attr: str) -> str:
+    return {
+        "seen_tokens": "use `get_seq_length()`",
+        "_seen_tokens": "use `get_seq_length()`",
+        "get_usable_length": "use `get_seq_length()`",
+        "to_legacy_cache": "copy the cache object itself instead",
+        "from_legacy_cache": "copy the cache object itself instead",
+        "get_max_cache_shape": "only a static cache has a limit, `get_max_length()`",
+    }.get(attr, "states stand in `cache.layers`, and linear layers have no keys")

@@ -1,0 +1,136 @@
+"""A list of model families refuses models that would work.
+
+A test of `model_type`, of a class by name, or of the checkpoint's name against a pattern has no route for a family
+that is not listed: it raises, or, worse, matches nothing and does nothing (NVIDIA/kvpress#81). It is also false for
+the listed families behind PEFT or `torch.compile`. Ask for what the code needs instead: `get_decoder()`, whether a
+layer has `self_attn`, `cache.is_linear`. Only a person can say what a refusal protects, so nothing is edited.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Confidence, Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+FAMILIES = re.compile(
+    r"llama|qwen|mistral|mixtral|gemma|falcon|mpt|gpt_?neox|gptj|pythia|opt\b|bloom|phi|deepseek|vicuna|glm|olmo",
+    re.IGNORECASE,
+)
+FAMILY_CLASS = re.compile(r"^transformers\..*[A-Z]\w*(ForCausalLM|ForConditionalGeneration|Attention\w*|DecoderLayer)$")
+REASON = "what the refusal protects has to be judged"
+
+
+class ClassGate(Rule):
+    code = "DDA404"
+    kind = "class-gate"
+    severity = Severity.ERROR
+    message = "only listed families pass; ask for what the code needs, such as `get_decoder()`, instead of a name"
+    nodes = (ast.Compare, ast.Call, ast.If)
+    markers = ("model_type", "isinstance", "search(", "match(", "raise")
+    EXAMPLES = (
+        Good("""
+            from transformers import PreTrainedModel
+
+            def check(model):
+                return isinstance(model, PreTrainedModel)
+        """),
+        Good("""
+            def tree_for(model_name):
+                if "vicuna" in model_name:
+                    return "wide"
+                return "narrow"
+        """),
+        Good("""
+            import re
+
+            NAME = re.compile("qwen[0-9]")
+
+            def shorten(model_name):
+                return NAME.search(model_name).group()
+        """),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def patch(model: PreTrainedModel):
+                if "llama" in model.config.model_type:
+                    return 1
+                raise ValueError(model)
+        """),
+        Bad("""
+            from transformers import LlamaForCausalLM
+
+            def blocks(model):
+                assert isinstance(model, LlamaForCausalLM)
+                return model.get_decoder().layers
+        """),
+        Bad("""
+            import re
+
+            SUPPORTED = re.compile("qwen3|llama")
+
+            def check(model_name):
+                if not SUPPORTED.search(model_name):
+                    raise ValueError(model_name)
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        match node:
+            case ast.Compare() if (config := _reads_model_type(node, file)) is not None:
+                yield self.report(file, node, config, fix=REASON)
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]):
+                named = classes.elts if isinstance(classes, ast.Tuple) else [classes]
+                for item in named:
+                    name = next((n for n in file.qualified_names(item) if FAMILY_CLASS.match(n)), None)
+                    if name is not None and not name.endswith("PreTrainedModel"):
+                        fact = f"{file.source.path}:{node.lineno}: `{name}` is one family's class"
+                        gate = Value(Kind.LIBRARY, name, evidence=(fact,))
+                        yield self.report(file, node, gate, severity=Severity.SILENT, fix=REASON)
+                        return
+            case ast.If() if _raises(node) and (pattern := _matches_name(node.test, file)) is not None:
+                yield self.report(file, node.test, pattern, fix=REASON)
+
+
+def _reads_model_type(compare: ast.Compare, file: FileFacts) -> Value | None:
+    """The config whose `model_type` is compared with a literal name."""
+    sides = [compare.left, *compare.comparators]
+    if not any(FAMILIES.search(str(file.constant(side) or "")) for side in sides):
+        return None
+    for side in sides:
+        match side:
+            case ast.Attribute(value=base, attr="model_type"):
+                if (config := file.holds(base, Kind.CONFIG, Kind.TEXT_CONFIG)) is not None:
+                    return config
+                if file.text(base).rpartition(".")[2] == "config":
+                    fact = f"{file.source.path}:{compare.lineno}: `{file.text(side)}` is compared with a family's name"
+                    return Value(Kind.CONFIG, fact, Confidence.LIKELY, (fact,))
+    return None
+
+
+def _raises(node: ast.If) -> bool:
+    return any(isinstance(statement, ast.Raise) for statement in node.body)
+
+
+def _matches_name(test: ast.expr, file: FileFacts) -> Value | None:
+    """The pattern of family names that a negated test holds against a model's name."""
+    match test:
+        case ast.UnaryOp(
+            op=ast.Not(), operand=ast.Call(func=ast.Attribute(value=pattern, attr="search" | "match" | "fullmatch"))
+        ):
+            found = file.made_from(pattern)
+            if isinstance(found, ast.Call) and found.args and "re.compile" in file.qualified_names(found.func):
+                text = file.constant(found.args[0])
+                if isinstance(text, str) and FAMILIES.search(text):
+                    fact = f"{file.source.path}:{found.lineno}: the pattern lists model families"
+                    return Value(Kind.LIBRARY, fact, Confidence.PROVEN, (fact,))
+    return None

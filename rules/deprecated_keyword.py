@@ -1,0 +1,150 @@
+"""Arguments and fields that Transformers has renamed or no longer reads.
+
+`past_key_values=` is called `cache=` from 5.24, in calls and on outputs; the old name works until 5.40, and the new
+one does not exist before 5.24, so nothing is edited. `torch_dtype=` is `dtype=` since 4.56. `cache_position=` is
+accepted and ignored from 5.0: the cache itself decides where tokens go. `Trainer(tokenizer=…)` is
+`processing_class=`, and the old name raises. Keywords of the repository's own modules are its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Applicability, Confidence, Edit, Fix, Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.scopes import Class
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+NEEDS_NEW = "the new name does not exist before Transformers 5.24"
+
+
+class DeprecatedKeyword(Rule):
+    code = "DDA403"
+    kind = "deprecated-kwarg"
+    severity = Severity.WARN
+    message = "`{old}` is renamed to `{new}`{until}"
+    nodes = (ast.Call, ast.Attribute)
+    markers = ("past_key_value", "torch_dtype", "cache_position", "tokenizer=")
+    EXAMPLES = (
+        Good("""
+            from torch import nn
+
+            class Drafter(nn.Module):
+                def forward(self, ids, past_key_values=None):
+                    return ids
+
+            def draft(drafter: Drafter, ids, cache):
+                return drafter(ids, past_key_values=cache)
+        """),
+        Good("""
+            import torch
+            from diffusers import DiffusionPipeline
+
+            pipe = DiffusionPipeline.from_pretrained("name", torch_dtype=torch.float16)
+        """),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def step(model: PreTrainedModel, ids, cache):
+                return model(ids, past_key_values=cache)
+        """),
+        Bad(
+            """
+            import torch
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained("name", torch_dtype=torch.bfloat16)
+            """,
+            """
+            import torch
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained("name", dtype=torch.bfloat16)
+            """,
+        ),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def next_cache(model: PreTrainedModel, ids):
+                out = model(ids, use_cache=True)
+                return out.past_key_values
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        if isinstance(node, ast.Attribute):
+            output = file.holds(node.value, Kind.OUTPUT) if node.attr == "past_key_values" else None
+            if output is not None:
+                until = " (gone in Transformers 5.40)"
+                yield self.report(file, node, output, fix=NEEDS_NEW, old=".past_key_values", new=".cache", until=until)
+            elif node.attr == "torch_dtype" and (config := file.holds(node.value, Kind.CONFIG)) is not None:
+                reason = "the model's own dtype may be meant"
+                yield self.report(file, node, config, fix=reason, old="torch_dtype", new="dtype", until="")
+            return
+        assert isinstance(node, ast.Call)
+        for keyword in node.keywords:
+            match keyword.arg:
+                case "past_key_values" | "cache_position":
+                    called = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
+                    if called is not None and file.is_stock(node.func):
+                        yield self._forward(keyword, called, file)
+                case "past_key_value":
+                    if (called := file.holds(node.func, Kind.LAYER)) is not None:
+                        message = "`past_key_value` is swallowed by `**kwargs`, so the layer has no cache"
+                        yield self.report(
+                            file, keyword, called, severity=Severity.SILENT, message=message, fix=NEEDS_NEW
+                        )
+                case "torch_dtype" | "tokenizer":
+                    yield from self._loader(node, keyword, file)
+
+    def _forward(self, keyword: ast.keyword, called: Value, file: FileFacts) -> Finding:
+        if keyword.arg == "cache_position":
+            message = "`cache_position` is ignored: the cache decides where tokens go; leave it out"
+            reason = "what it was meant to do has to be seen"
+            return self.report(file, keyword, called, severity=Severity.SILENT, message=message, fix=reason)
+        until = " (from 5.24; the old name goes in 5.40)"
+        return self.report(file, keyword, called, fix=NEEDS_NEW, old="past_key_values=", new="cache=", until=until)
+
+    def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
+        called = _loader(call, file)
+        if called is None:
+            return
+        if keyword.arg == "tokenizer":
+            if called.origin.endswith("Trainer"):
+                fix = _rename(keyword, "processing_class", file)
+                message = "`tokenizer=` is renamed to `processing_class=`, and the old name raises"
+                yield self.report(file, keyword, called, severity=Severity.ERROR, fix=fix, message=message)
+        elif called.origin.endswith((".from_pretrained", ".from_config", ".pipeline")):
+            fix = _rename(keyword, "dtype", file)
+            yield self.report(file, keyword, called, fix=fix, old="torch_dtype=", new="dtype=", until=" since 4.56")
+
+
+def _loader(call: ast.Call, file: FileFacts) -> Value | None:
+    """What is called, if it is Transformers' own or a class of the repository that passes the argument on to it."""
+    for value in file.values(call.func):
+        if value.kind is Kind.LIBRARY and value.origin.startswith("transformers."):
+            return value
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    for value in file.values(owner):
+        target = file.definition(value)
+        if value.kind is Kind.OWN_CLASS and isinstance(target, Class):
+            for base in file.facts.flow.bases(target):
+                if isinstance(base, str) and base.startswith("transformers."):
+                    made = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+                    fact = f"{file.source.path}:{call.lineno}: `{target.node.name}` subclasses `{base}`"
+                    return Value(Kind.LIBRARY, f"{base}.{made}".rstrip("."), Confidence.LIKELY, (fact,))
+    return None
+
+
+def _rename(keyword: ast.keyword, name: str, file: FileFacts) -> Fix:
+    assert keyword.arg is not None
+    start = file.offsets(keyword)[0]
+    reason = "the new name does not exist in old releases"
+    return Fix((Edit(start, start + len(keyword.arg), name),), Applicability.UNSAFE, reason)

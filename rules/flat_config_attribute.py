@@ -1,0 +1,159 @@
+"""Sizes of the text decoder are not at the top of a composite config.
+
+`model.config.hidden_size` raises AttributeError on `Qwen3_5Config`, whose text fields stand in `text_config`
+(linkedin/Liger-Kernel#1012); `getattr(config, "max_position_embeddings", None)` silently gives None there, and
+`model.config.use_cache = False` sets an attribute that nobody reads (PrimeIntellect-ai/prime-rl#1922).
+`config.get_text_config()` is the text config on every model, the config itself on a flat one. The spellings of GPT-2
+(`n_embd`, `n_layer`) exist on few families. The tie flag is the exception: it counts at the top.
+
+The config that the repository's own module is built from is its own business.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Applicability, Fix, Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+    from ddaudit.auditor.values import Value
+
+OLD_SPELLINGS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_ctx": "max_position_embeddings",
+}
+TEXT_FIELDS = frozenset(
+    {
+        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps", "layer_types", "sliding_window",
+        "num_experts", "num_experts_per_tok", "use_cache",
+    }
+)  # fmt: skip
+
+
+class FlatConfigAttribute(Rule):
+    code = "DDA401"
+    kind = "config-attr"
+    severity = Severity.PORT
+    message = "`{name}` is a field of the text config on composite models; read it through `get_text_config()`"
+    nodes = (ast.Attribute, ast.Call)
+    markers = ("config",)
+    EXAMPLES = (
+        Good("""
+            from transformers import PreTrainedModel
+
+            def width(model: PreTrainedModel):
+                config = model.config.get_text_config()
+                return config.hidden_size
+        """),
+        Good("""
+            from torch import nn
+            from transformers import AutoConfig
+
+            class Drafter(nn.Module):
+                def __init__(self, config):
+                    super().__init__()
+                    self.config = config
+                    self.up = nn.Linear(config.hidden_size, self.config.hidden_size)
+
+            drafter = Drafter(AutoConfig.from_pretrained("drafter"))
+        """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def is_tied(model: PreTrainedModel):
+                return model.config.tie_word_embeddings
+        """),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def width(model: PreTrainedModel):
+                return model.config.hidden_size
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def width(model: PreTrainedModel):
+                return model.config.get_text_config().hidden_size
+            """,
+        ),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def window(model: PreTrainedModel):
+                return getattr(model.config, "max_position_embeddings", None)
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def window(model: PreTrainedModel):
+                return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+            """,
+        ),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def resize(model: PreTrainedModel, size):
+                model.config.vocab_size = size
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        match node:
+            case ast.Attribute(value=base, attr=name):
+                severity = self.severity
+            case ast.Call(func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), *rest]):
+                severity = Severity.SILENT if rest else self.severity
+            case _:
+                return
+        if name not in TEXT_FIELDS and name not in OLD_SPELLINGS:
+            return
+        config = file.holds(base, Kind.CONFIG)
+        if config is None or file.holds(base, Kind.TEXT_CONFIG) or _builds_own_module(base, file):
+            return
+        if name in OLD_SPELLINGS:
+            severity = Severity.ERROR
+        elif isinstance(node, ast.Attribute) and not file.is_read(node):
+            severity = Severity.SILENT
+        fix = _fix(node, base, name, config, file)
+        yield self.report(file, node, config, severity=severity, fix=fix, name=name)
+
+
+def _builds_own_module(base: ast.expr, file: FileFacts) -> bool:
+    """Whether this is the config that a module of the repository is given to build itself from."""
+    if file.module_class(base) is None:
+        return False
+    match base:
+        case ast.Name(id=name):
+            home = file.scope(base).find(name)
+            return home is not None and any(isinstance(binding, ast.arg) for binding in home.names[name])
+        case ast.Attribute(value=ast.Name(id="self"), attr="config"):
+            return True
+    return False
+
+
+def _fix(node: ast.AST, base: ast.expr, name: str, config: Value, file: FileFacts) -> Fix | str:
+    if isinstance(node, ast.Attribute) and not file.is_read(node):
+        if name != "use_cache":
+            return "the field is assigned to, and other code may read the one at the top"
+        reason = "the decoder reads the text config's flag; on a flat config it is the same object"
+        return Fix((file.edit(base, f"{file.text(base)}.get_text_config()"),), Applicability.UNSAFE, reason)
+    reason = "`get_text_config()` returns the config itself where it is flat"
+    text = f"{file.text(base)}.get_text_config()"
+    if isinstance(node, ast.Attribute) and name in OLD_SPELLINGS:
+        edit = file.edit(node, f"{text}.{OLD_SPELLINGS[name]}")
+    else:
+        edit = file.edit(base, text)
+    return Fix((edit,), Applicability.SAFE, reason)

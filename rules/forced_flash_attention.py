@@ -1,0 +1,66 @@
+"""Flash attention demanded by name.
+
+`attn_implementation="flash_attention_2"` raises ImportError where the optional package is missing, takes no mask
+with four dimensions, so no tree can be verified under it, and never returns attention maps. The default (`sdpa`) does
+the first two; maps need `eager`. Choose by what is installed and what the code does. Which one is right depends
+on that, so nothing is edited.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.library import MAKERS
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+
+class ForcedFlashAttention(Rule):
+    code = "DDA406"
+    kind = "forced-flash-attention"
+    severity = Severity.ERROR
+    message = (
+        "flash attention raises where its package is missing and takes no tree mask; "
+        "let the caller choose, or leave the argument out"
+    )
+    nodes = (ast.Call,)
+    markers = ("flash_attention",)
+    EXAMPLES = (
+        Good("""
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained("name", attn_implementation="sdpa")
+        """),
+        Good("""
+            from transformers import AutoModelForCausalLM
+
+            def load(name, fast):
+                kind = "flash_attention_2" if fast else "sdpa"
+                return AutoModelForCausalLM.from_pretrained(name, attn_implementation=kind)
+        """),
+        Bad("""
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained("name", attn_implementation="flash_attention_2")
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        assert isinstance(node, ast.Call)
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in MAKERS:
+            return
+        for keyword in node.keywords:
+            value = file.constant(keyword.value)
+            forced = keyword.arg == "attn_implementation" and str(value).startswith("flash_attention")
+            if forced or (keyword.arg == "use_flash_attention_2" and value is True):
+                fact = f"{file.source.path}:{node.lineno}: the value is always `{value}`"
+                because = Value(Kind.LIBRARY, file.text(node.func), evidence=(fact,))
+                yield self.report(file, keyword, because, fix="which implementation is right depends on the use")

@@ -1,0 +1,144 @@
+"""Taking a layer's state out of `hidden_states` by an offset is wrong for the last layer.
+
+`hidden_states` has one entry more than the model has layers: the first is the embedding, the last is taken after
+the final norm, so `hidden_states[layer + 1]` is the residual stream of every layer but the last, and a tap there is
+normed twice where the caller norms again. `layer_output(hidden_states, layer)` of `ddaudit.runtime` returns the
+residual stream for each. `attentions` has one entry per full-attention layer only, so on hybrid models its index is
+not a layer's at all.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Applicability, Fix, Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+ATTENTIONS = (
+    "`attentions` has one entry per full-attention layer, so a layer's number is no index into it on hybrid models; "
+    "pair its entries with the layers that have `self_attn`"
+)
+NORMED_TWICE = (
+    "the last entry of `hidden_states` is normed already, so the final norm is applied to it twice; "
+    "leave the last one out"
+)
+
+
+class HiddenIndex(Rule):
+    code = "DDA203"
+    kind = "hidden-index"
+    severity = Severity.PORT
+    message = (
+        "the last entry of `hidden_states` is taken after the final norm, so a layer's offset is wrong for the last "
+        "layer; use `layer_output(hidden_states, layer)`"
+    )
+    nodes = (ast.Subscript, ast.For)
+    markers = ("hidden_states", "attentions")
+    EXAMPLES = (
+        Good("""
+            from transformers import PreTrainedModel
+
+            def last(model: PreTrainedModel, ids):
+                return model(ids, output_hidden_states=True).hidden_states[-1]
+        """),
+        Good("""
+            import torch
+
+            def rows(hidden_states: torch.Tensor, batch):
+                return hidden_states[batch + 1]
+        """),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def taps(model: PreTrainedModel, ids, layers):
+                states = model(ids, output_hidden_states=True).hidden_states
+                return [states[layer + 1] for layer in layers]
+            """,
+            """
+            from transformers import PreTrainedModel
+            from ddaudit.runtime import layer_output
+
+            def taps(model: PreTrainedModel, ids, layers):
+                states = model(ids, output_hidden_states=True).hidden_states
+                return [layer_output(states, layer) for layer in layers]
+            """,
+        ),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def maps(model: PreTrainedModel, ids):
+                out = model(ids, output_attentions=True)
+                return [out.attentions[i] for i in range(12)]
+        """),
+        Bad("""
+            from ddaudit.runtime import final_norm
+            from transformers import PreTrainedModel
+
+            def lens(model: PreTrainedModel, ids):
+                norm = final_norm(model)
+                for state in model(ids, output_hidden_states=True).hidden_states:
+                    yield norm(state)
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        match node:
+            case ast.Subscript(value=base, slice=index) if not _is_constant(index):
+                if (states := file.holds(base, Kind.HIDDEN_STATES)) is not None:
+                    yield self.report(file, node, states, fix=_fix(node, file))
+                elif (maps := file.holds(base, Kind.ATTENTIONS)) is not None:
+                    reason = "the loop has to go over other layers"
+                    yield self.report(file, node, maps, severity=Severity.ERROR, message=ATTENTIONS, fix=reason)
+            case ast.For(target=ast.Name(id=name), iter=iterable, body=body):
+                states = file.holds(iterable, Kind.HIDDEN_STATES)
+                if states is not None and not isinstance(iterable, ast.Subscript) and _norms(name, body, file):
+                    reason = "the last entry needs a case of its own"
+                    yield self.report(
+                        file, iterable, states, severity=Severity.SILENT, message=NORMED_TWICE, fix=reason
+                    )
+
+
+def _is_constant(index: ast.expr) -> bool:
+    return isinstance(index, ast.Slice | ast.Constant | ast.Tuple) or (
+        isinstance(index, ast.UnaryOp) and isinstance(index.operand, ast.Constant)
+    )
+
+
+def _norms(name: str, body: list[ast.stmt], file: FileFacts) -> bool:
+    """Whether the final norm is applied to the loop's variable."""
+    for node in (item for statement in body for item in ast.walk(statement)):
+        match node:
+            case ast.Call(func=function, args=[ast.Name(id=given)]) if given == name:
+                if file.holds(function, Kind.NORM) is not None:
+                    return True
+    return False
+
+
+def _fix(node: ast.Subscript, file: FileFacts) -> Fix | str:
+    match node.slice:
+        case ast.BinOp(left=layer, op=ast.Add(), right=offset) if _is_one(offset, file):
+            pass
+        case ast.BinOp(left=offset, op=ast.Add(), right=layer) if _is_one(offset, file):
+            pass
+        case _:
+            return "the index is not written as a layer's number plus one"
+    if not file.is_read(node):
+        return "the entry is assigned to"
+    if (runtime := file.runtime_call("layer_output", node)) is None:
+        return "the names `layer_output` and `runtime` mean something else here"
+    reason = "the same for every layer but the last, whose state it takes before the final norm"
+    edit = file.edit(node, f"{runtime[0]}({file.text(node.value)}, {file.text(layer)})")
+    return Fix((edit,), Applicability.UNSAFE, reason, (runtime[1],))
+
+
+def _is_one(expr: ast.expr, file: FileFacts) -> bool:
+    return file.constant(expr) == 1

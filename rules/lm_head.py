@@ -1,0 +1,120 @@
+"""The output head taken by name, or replaced by something that only sometimes equals it.
+
+`model.lm_head` is not every family's name (`embed_out` on GPT-NeoX), and on a composite or wrapped model it stands
+elsewhere: `get_output_embeddings()` finds it. Applied by hand it still is not the whole way to the logits: Granite,
+Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head (huggingface/trl#5575). The input embedding matrix
+equals it on tied models only, and whether a model is tied is decided by the top-level flag of a composite config,
+which the text config's own can contradict (huggingface/transformers#43429): compare or take the output matrix.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Applicability, Fix, Severity
+from ddaudit.auditor.library import HEAD_NAMES, INNER_NAMES
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+INPUT_MATRIX = (
+    "the input embedding is the output matrix of tied models only, and Qwen3.6-27B is untied; "
+    "use `get_output_embeddings()`"
+)
+TIE_FLAG = (
+    "on composite models the top-level flag decides the tie, and the text config's can differ; "
+    "use `get_output_embeddings()`, which is right either way"
+)
+
+
+class LmHead(Rule):
+    code = "DDA202"
+    kind = "lm-head"
+    severity = Severity.PORT
+    message = "`{path}` is not every model's head, and some scale or cap its logits; use `get_output_embeddings()`"
+    nodes = (ast.Attribute, ast.BinOp, ast.Call)
+    markers = ("lm_head", "embed_out", "get_input_embeddings", "tie_word_embeddings")
+    EXAMPLES = (
+        Good("""
+            from torch import nn
+
+            class Tiny(nn.Module):
+                def __init__(self, width):
+                    super().__init__()
+                    self.lm_head = nn.Linear(width, 10)
+
+                def forward(self, hidden):
+                    return self.lm_head(hidden)
+        """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def logits(model: PreTrainedModel, hidden):
+                return model.get_output_embeddings()(hidden)
+        """),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def logits(model: PreTrainedModel, hidden):
+                return model.lm_head(hidden)
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def logits(model: PreTrainedModel, hidden):
+                return model.get_output_embeddings()(hidden)
+            """,
+        ),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def untie(model: PreTrainedModel, head):
+                model.lm_head = head
+        """),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def scores(model: PreTrainedModel, direction):
+                table = model.get_input_embeddings().weight
+                return direction @ table.T
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        match node:
+            case ast.Attribute(value=base, attr=attr) if attr in HEAD_NAMES:
+                model = file.holds(base, Kind.MODEL, Kind.BACKBONE)
+                if model is not None and not file.is_set_by_own_class(node):
+                    yield self.report(file, node, model, fix=_fix(node, file), path=file.text(node))
+            case ast.Attribute(value=base, attr="tie_word_embeddings"):
+                config = file.holds(base, Kind.TEXT_CONFIG)
+                if config is not None and isinstance(node.ctx, ast.Load):
+                    reason = "the whole branch goes, not only the flag"
+                    yield self.report(file, node, config, severity=Severity.SILENT, message=TIE_FLAG, fix=reason)
+            case ast.BinOp(op=ast.MatMult(), right=right):
+                yield from self._input_matrix(node, right, file)
+            case ast.Call(func=ast.Attribute(attr="linear" | "matmul"), args=[_, right, *_]):
+                yield from self._input_matrix(node, right, file)
+
+    def _input_matrix(self, node: ast.AST, right: ast.expr, file: FileFacts) -> Iterator[Finding]:
+        if (table := file.holds(right, Kind.EMBEDDING_WEIGHT)) is not None:
+            reason = "the product becomes a call of the head"
+            yield self.report(file, node, table, severity=Severity.SILENT, message=INPUT_MATRIX, fix=reason)
+
+
+def _fix(node: ast.Attribute, file: FileFacts) -> Fix | str:
+    if not file.is_read(node):
+        return "the head is assigned to, and a call cannot be"
+    root = node.value
+    while isinstance(root, ast.Attribute) and root.attr in INNER_NAMES and file.holds(root.value, Kind.MODEL):
+        root = root.value
+    reason = "the accessor returns the same module where the head has this name"
+    edit = file.edit(node, f"{file.text(root)}.get_output_embeddings()")
+    return Fix((edit,), Applicability.SAFE, reason)

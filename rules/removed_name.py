@@ -1,0 +1,133 @@
+"""A name of Transformers that the current release does not have.
+
+Private modules and per-model classes come and go: `transformers.modeling_attn_mask_utils`, the per-backend attention
+classes (`LlamaFlashAttention2`), per-model caches (`HybridMambaAttentionDynamicCache`), `AutoModelForVision2Seq`.
+The import raises before anything runs. Names are looked up in a list of everything that 5.24.0 has, which ships with
+the tool. An import with an `except ImportError` of its own is fine, and so is one for type checking only.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.names import RELEASE, has_module, has_name
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+SUCCESSORS = {
+    "AutoModelForVision2Seq": "`AutoModelForImageTextToText`",
+    "is_flash_attn_available": "`is_flash_attn_2_available`",
+    "Conversation": "a list of plain message dicts",
+    "transformers.modeling_attn_mask_utils": "`transformers.masking_utils`, which needs a config and a cache",
+}
+CATCHES = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+REASON = "what takes its place has to be chosen"
+
+
+class RemovedName(Rule):
+    code = "DDA402"
+    kind = "private-import"
+    severity = Severity.ERROR
+    message = "`{name}` does not exist in Transformers {release}, so the import raises; {remedy}"
+    nodes = (ast.ImportFrom, ast.Import)
+    markers = ("transformers",)
+    EXAMPLES = (
+        Good("""
+            try:
+                from transformers import AutoModelForImageTextToText as AutoVLM
+            except ImportError:
+                from transformers import AutoModelForVision2Seq as AutoVLM
+        """),
+        Good("""
+            from transformers.models.qwen3.modeling_qwen3 import ALL_ATTENTION_FUNCTIONS, Qwen3RMSNorm
+        """),
+        Good("""
+            from typing import TYPE_CHECKING
+
+            if TYPE_CHECKING:
+                from transformers.modeling_tf_utils import TFPreTrainedModel
+        """),
+        Good("""
+            from mylib.transformers import AutoModelForVision2Seq
+        """),
+        Bad("""
+            from transformers import AutoModelForVision2Seq, AutoProcessor
+        """),
+        Bad(
+            """
+            from transformers.models.llama.modeling_llama import (
+                LlamaAttention,
+                LlamaFlashAttention2,
+                LlamaSdpaAttention,
+            )
+            """,
+            findings=2,
+        ),
+        Bad("""
+            import transformers.modeling_attn_mask_utils
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        assert isinstance(node, ast.ImportFrom | ast.Import)
+        missing = list(_missing(node))
+        if not missing or _is_guarded(node, file):
+            return
+        for place, name in missing:
+            last = name.rpartition(".")[2]
+            remedy = SUCCESSORS.get(name) or SUCCESSORS.get(last)
+            fact = f"{file.source.path}:{node.lineno}: Transformers {RELEASE} has no `{name}`"
+            yield self.report(
+                file,
+                place,
+                Value(Kind.LIBRARY, name, evidence=(fact,)),
+                fix=REASON,
+                name=name,
+                release=RELEASE,
+                remedy=f"use {remedy}" if remedy else "find what took its place",
+            )
+
+
+def _missing(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[ast.AST, str]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name.startswith("transformers.") and not has_module(alias.name):
+                yield alias, alias.name
+        return
+    module = node.module or ""
+    if node.level or module.partition(".")[0] != "transformers":
+        return
+    if not has_module(module):
+        yield node, module
+        return
+    for alias in node.names:
+        if alias.name != "*" and not has_name(module, alias.name):
+            yield alias, f"{module}.{alias.name}"
+
+
+def _is_guarded(node: ast.AST, file: FileFacts) -> bool:
+    """Under a `try` that catches the failure, or behind a test of a version or for type checking."""
+    for above in file.ancestors(node):
+        match above:
+            case ast.Try(handlers=handlers) if any(_catches(handler) for handler in handlers):
+                return True
+            case ast.If(test=test):
+                text = file.text(test)
+                if any(word in text for word in ("TYPE_CHECKING", "version", "_available", "hasattr")):
+                    return True
+    return False
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    names = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+    return bool(names & CATCHES)

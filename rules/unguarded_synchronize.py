@@ -1,0 +1,133 @@
+"""`torch.cuda.synchronize()` raises on a machine without CUDA.
+
+Timers call it so that kernels count where they were launched. Without a GPU there is nothing to wait for, and the
+call stops the whole program (a CPU build of torch raises AssertionError). Ask first whether CUDA is there.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Applicability, Fix, Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+NAME = "torch.cuda.synchronize"
+
+
+class UnguardedSynchronize(Rule):
+    code = "DDA405"
+    kind = "unguarded-synchronize"
+    severity = Severity.ERROR
+    message = "`torch.cuda.synchronize()` raises without CUDA; call it only if `torch.cuda.is_available()`"
+    nodes = (ast.Call,)
+    markers = ("synchronize",)
+    EXAMPLES = (
+        Good("""
+            import torch
+
+            def wait():
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+        """),
+        Good("""
+            import torch
+
+            def wait(device):
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+        """),
+        Good("""
+            import torch
+
+            def wait():
+                if not torch.cuda.is_available():
+                    return
+                torch.cuda.synchronize()
+        """),
+        Good("""
+            def wait(stream):
+                stream.synchronize()
+        """),
+        Bad(
+            """
+            import time
+            import torch
+
+            def now():
+                torch.cuda.synchronize()
+                return time.perf_counter()
+            """,
+            """
+            import time
+            import torch
+
+            def now():
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                return time.perf_counter()
+            """,
+        ),
+        Bad("""
+            import torch
+
+            def now(clock):
+                return torch.cuda.synchronize() or clock()
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        assert isinstance(node, ast.Call)
+        if NAME not in file.qualified_names(node.func) or _is_guarded(node, file):
+            return
+        fact = f"{file.source.path}:{node.lineno}: no test for CUDA stands around it"
+        yield self.report(file, node, Value(Kind.LIBRARY, NAME, evidence=(fact,)), fix=_fix(node, file))
+
+
+def _is_guarded(node: ast.AST, file: FileFacts) -> bool:
+    """Under a test that mentions CUDA, in a `try`, or after an early exit by such a test."""
+    here = node
+    for above in file.ancestors(node):
+        match above:
+            case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if here is not test:
+                if "cuda" in file.text(test).lower():
+                    return True
+            case ast.BoolOp(values=values) if "cuda.is_available" in file.text(values[0]) and here is not values[0]:
+                return True
+            case ast.Try(body=body, handlers=[_, *_]) if here in body:
+                return True
+        if isinstance(here, ast.stmt):
+            block = file.block(here)
+            for statement in block[: block.index(here)]:
+                match statement:
+                    case ast.If(test=test, body=[*_, ast.Return() | ast.Raise() | ast.Continue()]):
+                        if "cuda" in file.text(test).lower():
+                            return True
+                    case ast.Assert(test=test) if "cuda.is_available" in file.text(test):
+                        return True
+        here = above
+    return False
+
+
+def _fix(node: ast.Call, file: FileFacts) -> Fix | str:
+    statement = file.statement(node)
+    if not isinstance(statement, ast.Expr) or statement.value is not node or not isinstance(node.func, ast.Attribute):
+        return "the call is not a statement of its own"
+    start, end = file.offsets(statement)
+    line_start = file.source.line_starts[statement.lineno - 1]
+    indent = file.source.text[line_start:start]
+    rest = file.source.text[end:].partition("\n")[0].partition("#")[0]
+    if indent.strip() or rest.strip():
+        return "other statements stand on the same line"
+    step = "\t" if "\t" in indent else "    "
+    test = f"if {file.text(node.func.value)}.is_available():"
+    reason = "nothing changes where there is CUDA; elsewhere there is nothing to wait for"
+    edit = file.edit(statement, f"{test}\n{indent}{step}{file.text(statement)}")
+    return Fix((edit,), Applicability.SAFE, reason)

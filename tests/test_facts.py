@@ -1,0 +1,318 @@
+"""What names hold: told apart by where values come from, not by what they are called."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+import pytest
+
+from ddaudit.auditor.facts import learn
+from ddaudit.auditor.finding import Confidence
+from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.values import Kind
+
+
+def facts_of(**files):
+    """Facts of files by module name, `pkg__engine` for `pkg/engine.py` and `pkg` for a package's own file."""
+    sources = {}
+    for name, text in files.items():
+        is_package = any(other.startswith(f"{name}__") for other in files)
+        path = name.replace("__", "/") + ("/__init__.py" if is_package else ".py")
+        sources[path] = SourceFile(path, textwrap.dedent(text).lstrip("\n"))
+    return {file.source.path: file for file in learn({p: (s, s.parse()) for p, s in sources.items()})}
+
+
+def kinds(file, text):
+    """Kinds that the last expression with this text can hold."""
+    node = [n for n in file.nodes if isinstance(n, ast.expr) and file.text(n) == text][-1]
+    return {value.kind for value in file.values(node)}
+
+
+def value(file, text, kind):
+    node = [n for n in file.nodes if isinstance(n, ast.expr) and file.text(n) == text][-1]
+    return file.holds(node, kind)
+
+
+def in_one(text, expr):
+    return kinds(facts_of(a=text)["a.py"], expr)
+
+
+# Nothing, or something else
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(x):\n    return x.crop((0, 0, 4, 4))\n",
+        "from torch import nn\nclass Net(nn.Module):\n    pass\nx = Net()\nx.layers\n",
+        "from diffusers import DiffusionPipeline\nx = DiffusionPipeline.from_pretrained('n')\nx.layers\n",
+        "from mlx_lm import load\nx, _ = load('n')\nx.model.layers\n",
+        "import mlx.core as mx\ndef f(x):\n    return x.model.layers\n",
+        "def f(DynamicCache):\n    x = DynamicCache()\n    return x.layers\n",
+        "from transformers import AutoTokenizer\nx = AutoTokenizer.from_pretrained('n')\nx\n",
+        "from transformers import AutoModel\nx = AutoModel.from_pretrained('n', trust_remote_code=True)\nx\n",
+        "class Config:\n    pass\nx = Config()\nx.hidden_size\n",
+        "def f(past):\n    x = past + 1\n    return x\n",
+    ],
+)
+def test_neither_model_nor_cache(text):
+    assert not in_one(text, "x") & {Kind.MODEL, Kind.BACKBONE, Kind.CACHE, Kind.CONFIG}
+
+
+def test_own_module_keeps_its_own_names():
+    text = """
+    from torch import nn
+    class Draft(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(2))
+            self.lm_head = nn.Linear(1, 1)
+        def forward(self, x, past_key_values=None):
+            for layer in self.layers:
+                x = layer(x, past_key_values=past_key_values, use_cache=True)
+            return self.lm_head(x)
+    """
+    file = facts_of(a=text)["a.py"]
+    assert kinds(file, "self") == {Kind.OWN}
+    assert kinds(file, "self.lm_head") == {Kind.OTHER}
+    assert kinds(file, "layer") == {Kind.OTHER}
+
+
+def test_a_local_of_the_same_name_hides_the_library():
+    text = """
+    from transformers import DynamicCache
+    def f():
+        DynamicCache = dict
+        x = DynamicCache()
+        return x
+    """
+    assert Kind.CACHE not in in_one(text, "x")
+
+
+# Models
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from transformers import AutoModelForCausalLM\nx = AutoModelForCausalLM.from_pretrained('n').eval()\nx\n",
+        "import transformers\nx = transformers.AutoModelForCausalLM.from_config(c)\nx\n",
+        "import transformers as hf\nx = hf.Qwen3ForCausalLM(c).to('cuda')\nx\n",
+        "from transformers import PreTrainedModel\ndef f(x: PreTrainedModel):\n    return x\n",
+        "from transformers import PreTrainedModel\ndef f(x: 'PreTrainedModel | None' = None):\n    return x\n",
+        "from typing import Optional\nfrom transformers import PreTrainedModel\ndef f(x: Optional[PreTrainedModel]):\n"
+        "    return x\n",
+        "import torch\nfrom transformers import Qwen3ForCausalLM as A\nx = torch.compile(A.from_pretrained('n'))\nx\n",
+        "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM as A\n"
+        "x = PeftModel.from_pretrained(A.from_pretrained('n'), 'adapter')\nx\n",
+        "try:\n    from transformers import AutoModelForImageTextToText as A\nexcept ImportError:\n"
+        "    from transformers import AutoModelForVision2Seq as A\nx = A.from_pretrained('n')\nx\n",
+        "from transformers import *\nx = AutoModelForCausalLM.from_pretrained('n')\nx\n",
+    ],
+)
+def test_a_model_is_proven_by_constructor_or_annotation(text):
+    found = value(facts_of(a=text)["a.py"], "x", Kind.MODEL)
+    assert found is not None and found.confidence is Confidence.PROVEN
+    assert found.evidence and found.evidence[0].startswith("a.py:")
+
+
+def test_a_model_flows_through_calls_attributes_and_files():
+    files = facts_of(
+        main="""
+        from pkg import Engine
+        from loading import load
+        engine = Engine(load("n"))
+        """,
+        loading="""
+        from transformers import AutoModelForCausalLM
+        def load(name):
+            model = AutoModelForCausalLM.from_pretrained(name)
+            model.eval()
+            return model
+        """,
+        pkg="from .engine import Engine\n",
+        pkg__engine="""
+        class Engine:
+            def __init__(self, target):
+                self.target = target
+            def run(self, ids):
+                inner = self.target.module
+                return decode(inner, ids)
+        def decode(m, ids):
+            return m(ids)
+        """,
+    )
+    assert value(files["pkg/engine.py"], "m", Kind.MODEL).confidence is Confidence.PROVEN
+    assert "loading.py:3" in value(files["pkg/engine.py"], "m", Kind.MODEL).evidence[0]
+
+
+def test_a_call_with_a_forward_s_own_arguments_proves_a_model():
+    text = """
+    def step(x, ids, kv):
+        out = x(ids, past_key_values=kv, use_cache=True, output_hidden_states=True)
+        return out.logits
+    """
+    file = facts_of(a=text)["a.py"]
+    assert value(file, "x", Kind.MODEL).confidence is Confidence.PROVEN
+    assert value(file, "kv", Kind.CACHE).confidence is Confidence.PROVEN
+    assert kinds(file, "out") == {Kind.OUTPUT}
+
+
+def test_a_path_makes_it_likely_and_a_name_alone_a_guess():
+    file = facts_of(a="def f(net, model):\n    return net.model.embed_tokens, model\n")["a.py"]
+    assert value(file, "net", Kind.MODEL).confidence is Confidence.LIKELY
+    assert value(file, "model", Kind.MODEL).confidence is Confidence.GUESS
+
+
+def test_paths_below_a_model():
+    text = """
+    from transformers import PreTrainedModel
+    def f(m: PreTrainedModel):
+        return (m.model.layers[0], m.get_decoder().layers[1:], m.model.embed_tokens, m.lm_head, m.model.norm,
+                m.config, m.config.get_text_config(), getattr(m, "config"), m.get_input_embeddings().weight)
+    """
+    file = facts_of(a=text)["a.py"]
+    assert kinds(file, "m.model.layers[0]") == {Kind.LAYER}
+    assert kinds(file, "m.get_decoder().layers[1:]") == {Kind.LAYERS}
+    assert kinds(file, "m.model.embed_tokens") == {Kind.EMBEDDING}
+    assert kinds(file, "m.lm_head") == {Kind.HEAD}
+    assert kinds(file, "m.model.norm") == {Kind.NORM}
+    assert kinds(file, 'getattr(m, "config")') == kinds(file, "m.config") == {Kind.CONFIG}
+    assert kinds(file, "m.config.get_text_config()") == {Kind.TEXT_CONFIG}
+    assert kinds(file, "m.get_input_embeddings().weight") == {Kind.EMBEDDING_WEIGHT}
+
+
+def test_a_subclass_of_a_stock_model_is_both():
+    text = """
+    from transformers import LlamaForCausalLM
+    class Mine(LlamaForCausalLM):
+        def f(self):
+            return self
+    """
+    assert in_one(text, "self") == {Kind.OWN, Kind.MODEL}
+
+
+# Caches
+
+
+def test_caches_know_what_takes_them_and_whether_they_go_back():
+    text = """
+    from torch import nn
+    from transformers import DynamicCache, PreTrainedModel
+    class Draft(nn.Module):
+        def forward(self, ids, past_key_values=None):
+            return ids
+    def rewind(cache, length):
+        cache.crop(length)
+    def decode(target: PreTrainedModel, draft: Draft, ids):
+        a = DynamicCache()
+        b = DynamicCache()
+        target(ids, past_key_values=a)
+        draft(ids, past_key_values=b)
+        rewind(a, 3)
+        return a, b
+    """
+    file = facts_of(a=text)["a.py"]
+    first, second = (file.cache_use(value(file, name, Kind.CACHE)) for name in "ab")
+    assert (len(first.models), len(first.owners), first.goes_back) == (1, 0, True)
+    assert (len(second.models), len(second.owners), second.goes_back) == (0, 1, False)
+
+
+def test_an_output_s_cache_is_a_cache():
+    text = """
+    from transformers import PreTrainedModel
+    def f(m: PreTrainedModel, ids):
+        past = m(ids).past_key_values
+        for layer in past.layers:
+            layer.keys
+        return past
+    """
+    file = facts_of(a=text)["a.py"]
+    assert kinds(file, "past") == {Kind.CACHE}
+    assert kinds(file, "layer") == {Kind.CACHE_LAYER}
+
+
+def test_a_cache_from_the_runtime_is_managed():
+    text = "from ddaudit.runtime import make_cache\ndef f(m):\n    c = make_cache(m)\n    return c\n"
+    file = facts_of(a=text)["a.py"]
+    assert file.is_managed(value(file, "c", Kind.CACHE))
+
+
+# Masks and hidden states
+
+
+@pytest.mark.parametrize("mask", ["m[None, None]", "m.unsqueeze(0).unsqueeze(0)", "torch.zeros(1, 1, 4, 8)[:, :, :2]"])
+def test_masks_with_four_dimensions(mask):
+    text = f"import torch\ndef make(m):\n    return 1, {mask}\n_, got = make(x)\ngot\n"
+    assert in_one(text, "got") == {Kind.TREE_MASK}
+
+
+@pytest.mark.parametrize("mask", ["m[None]", "torch.zeros(4, 8)", "m[:, None]"])
+def test_masks_with_fewer(mask):
+    text = f"import torch\ndef make(m):\n    return 1, {mask}\n_, got = make(x)\ngot\n"
+    assert Kind.TREE_MASK not in in_one(text, "got")
+
+
+def test_hidden_states_reach_the_function_that_taps_them():
+    files = facts_of(
+        a="""
+        from taps import tap
+        from transformers import PreTrainedModel
+        def f(m: PreTrainedModel, ids):
+            out = m(ids, output_hidden_states=True)
+            return tap(out.hidden_states, 3)
+        """,
+        taps="def tap(states, layer):\n    return states[layer + 1]\n",
+    )
+    assert Kind.HIDDEN_STATES in kinds(files["taps.py"], "states")
+
+
+# What edits ask
+
+
+def test_is_bound_before():
+    text = """
+    import os
+    def f(param, flag):
+        before = 1
+        if flag:
+            inside = 2
+        site()
+        after = 3
+        def g():
+            inner()
+    """
+    file = facts_of(a=text)["a.py"]
+    site = next(n for n in file.nodes if isinstance(n, ast.Call) and file.text(n) == "site()")
+    inner = next(n for n in file.nodes if isinstance(n, ast.Call) and file.text(n) == "inner()")
+    bound = {n for n in ("os", "param", "before", "inside", "after") if file.is_bound_before(ast.Name(n), site)}
+    assert bound == {"os", "param", "before"}
+    assert file.is_bound_before(ast.Name("param"), inner)
+    assert not file.is_bound_before(ast.Name("before"), inner)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        ("y = a.b", True),
+        ("f(a.b)", True),
+        ("a.b = 1", False),
+        ("a.b += 1", False),
+        ("del a.b", False),
+        ("for a.b in c: pass", False),
+        ("with c as a.b: pass", False),
+        ("match c:\n    case a.b: pass", False),
+    ],
+)
+def test_is_read(text, is_read):
+    file = facts_of(a=text)["a.py"]
+    node = next(n for n in file.nodes if isinstance(n, ast.Attribute))
+    assert file.is_read(node) is is_read
+
+
+def test_a_long_chain_and_a_long_sum_are_no_deeper_than_short_ones():
+    text = (
+        "def f(net):\n    x = net" + ".model" * 200 + ".layers\n    y = " + " + ".join(["x"] * 300) + "\n    return y\n"
+    )
+    assert in_one(text, "y") == set()

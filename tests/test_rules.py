@@ -1,0 +1,105 @@
+"""Every rule against its own examples: what it finds, what it leaves alone, and the exact text of its fix."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from ddaudit.auditor.edits import apply_fixes
+from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.rule import Bad, Good, all_rules, select_rules
+from ddaudit.auditor.source import SourceFile
+
+RULES = {rule.slug: rule for rule in all_rules()}
+GOOD = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate(rule.EXAMPLES) if isinstance(e, Good)]
+BAD = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate(rule.EXAMPLES) if isinstance(e, Bad)]
+FIXED = [(slug, i, e) for slug, i, e in BAD if e.fixed is not None]
+
+
+def ids(examples):
+    return [f"{slug}-{i}" for slug, i, _ in examples]
+
+
+def find(text, slug):
+    result = scan_sources({"example.py": SourceFile("example.py", text)}, select=(slug,))
+    assert not result.skipped
+    return result.findings
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), GOOD, ids=ids(GOOD))
+def test_good_is_left_alone(slug, number, example):
+    assert [(finding.span.line, finding.expr) for finding in find(example.text, slug)] == []
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), BAD, ids=ids(BAD))
+def test_bad_is_found_as_often_as_it_says(slug, number, example):
+    findings = find(example.text, slug)
+    assert len(findings) == example.findings
+    for finding in findings:
+        assert finding.code == RULES[slug].code
+        assert "{" not in finding.message
+        assert finding.fix or finding.no_fix_reason, "a finding without an edit says why"
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), BAD, ids=ids(BAD))
+def test_bad_has_a_fix_only_where_its_example_shows_one(slug, number, example):
+    has_fix = any(finding.fix for finding in find(example.text, slug))
+    assert has_fix is (example.fixed is not None)
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), FIXED, ids=ids(FIXED))
+def test_fix_gives_the_exact_text_which_compiles_and_is_clean(slug, number, example):
+    source = SourceFile("example.py", example.text)
+    fixed = apply_fixes(source, find(example.text, slug)).source.text
+    assert fixed == example.fixed_text
+    compile(fixed, "example.py", "exec")
+    assert find(fixed, slug) == ()
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), [*GOOD, *BAD], ids=ids([*GOOD, *BAD]))
+def test_examples_are_whole_programs(slug, number, example):
+    ast.parse(example.text)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_rule_is_complete(rule):
+    """A rule whose page, file name or examples are missing would leave `explain` and the README empty."""
+    assert re.fullmatch(r"DDA[12349]\d\d", rule.code)
+    assert Path(inspect.getfile(type(rule))).stem == rule.slug.replace("-", "_")
+    assert len(rule.page.split()) > 30
+    assert sum(isinstance(example, Good) for example in rule.EXAMPLES) >= 2
+    assert any(isinstance(example, Bad) for example in rule.EXAMPLES)
+    first_bad = next(i for i, example in enumerate(rule.EXAMPLES) if isinstance(example, Bad))
+    assert all(isinstance(example, Bad) for example in rule.EXAMPLES[first_bad:]), "good ones come first"
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), BAD, ids=ids(BAD))
+def test_markers_let_the_example_through(slug, number, example):
+    """A marker that an example lacks would hide the defect from the rule."""
+    assert any(marker in example.text for marker in RULES[slug].markers)
+
+
+def test_codes_and_slugs_are_unique():
+    assert len({rule.code for rule in all_rules()}) == len(RULES) == len(all_rules())
+
+
+def test_every_rule_file_holds_a_rule():
+    folder = Path(inspect.getfile(type(all_rules()[0]))).parent
+    files = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    assert files == {rule.slug.replace("-", "_") for rule in all_rules()}
+
+
+def test_select_by_prefix_and_slug():
+    assert {rule.code[:4] for rule in select_rules(("DDA1",))} == {"DDA1"}
+    assert [rule.slug for rule in select_rules(("bare-cache", "DDA102"), ("bare-cache",))] == ["cache-crop"]
+    assert select_rules() == all_rules()
+
+
+@pytest.mark.parametrize("name", ["DDA999", "no-such-rule", "bare", ""])
+def test_unknown_rule_is_an_error(name):
+    with pytest.raises(ValueError, match="no rule"):
+        select_rules((name,))
