@@ -54,6 +54,7 @@ class VerifiableCache(DynamicCache):
         self._committed = 0
         self._feeding: Tokens | None = None
         self._holds_images = False
+        self._tree_mask: torch.Tensor | None = None
 
     def _start_empty(self, model: nn.Module) -> None:
         mixers = takeover.install(model)
@@ -85,7 +86,7 @@ class VerifiableCache(DynamicCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens held, those of the open window included once its forward is done."""
         if any(isinstance(layer, DynamicLayer) for layer in self.layers):
-            return super().get_seq_length(layer_idx)
+            return int(super().get_seq_length(layer_idx))
         return self._committed + (self.window.length if self.window and self._forward_of is None else 0)
 
     # -- the forward ------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class VerifiableCache(DynamicCache):
             self._forward_of = id(module)
             self._start_window(module, kwargs)
         if self._sliding and module is decoder(self._live_model()):
-            self._mask_sliding_layers(kwargs)
+            self._mask_windowed_layers(kwargs)
 
     def _start_window(self, module: nn.Module, kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids")
@@ -112,10 +113,11 @@ class VerifiableCache(DynamicCache):
                 f"max_length={self.max_length}"
             )
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
-            self._refuse_flash_attention()
+        self._tree_mask = mask if isinstance(mask, torch.Tensor) and mask.dim() == 4 else None
+        if self._tree_mask is not None:
+            self._refuse_unmasked_attention(module)
             needs_tree = bool(self.recurrent or self._sliding)
-            window = Window.from_mask(mask, start, length) if needs_tree else Window(start, length, None)
+            window = Window.from_mask(self._tree_mask, start, length) if needs_tree else Window(start, length, None)
         else:
             if isinstance(mask, torch.Tensor) and self.recurrent and not bool(mask.all()):
                 raise ValueError(
@@ -138,31 +140,47 @@ class VerifiableCache(DynamicCache):
 
     def forward_done(self, module: nn.Module) -> None:
         if self._forward_of == id(module):
-            self._forward_of = None
+            self._forward_of = self._tree_mask = None
 
-    def _mask_sliding_layers(self, kwargs: dict[str, Any]) -> None:
-        # Research code builds one mask for all layers; Transformers takes one for each layer type.
-        mask, window = kwargs.get("attention_mask"), self.window
-        if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or window is None:
+    def _mask_windowed_layers(self, kwargs: dict[str, Any]) -> None:
+        # Research code builds one mask for all layers; Transformers takes one for each layer type, as wide as what
+        # that type's layers still hold.
+        mask, window = self._tree_mask, self.window
+        if mask is None or window is None:
             return
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        size = self._sliding[0].sliding_window
         at = window.start + torch.tensor(window.depths, device=mask.device)
         keys = torch.cat([torch.arange(window.start, device=mask.device), at])
-        near = at[:, None] - keys[None, :] < size
-        sliding = (visible & near)[..., max(window.start - size + 1, 0) :]
-        if mask.dtype != torch.bool:
-            sliding = torch.zeros_like(sliding, dtype=mask.dtype).masked_fill(~sliding, torch.finfo(mask.dtype).min)
-        kinds = getattr(text_config(self._live_model()), "layer_types", None) or ["sliding_attention"]
-        masks = {"full_attention": mask, "sliding_attention": sliding}
-        kwargs["attention_mask"] = {kind: masks.get(kind) for kind in kinds} if len(set(kinds)) > 1 else sliding
+        kinds = dict.fromkeys(_layer_type(self._live_model(), index) for index in range(len(self.layers)))
+        masks: dict[str, torch.Tensor | None] = dict.fromkeys(kinds)
+        for index, layer in enumerate(self.layers):
+            kind = _layer_type(self._live_model(), index)
+            if masks[kind] is not None:
+                continue
+            if isinstance(layer, DynamicSlidingWindowLayer):
+                size = layer.sliding_window
+                chunked = kind == "chunked_attention"
+                near = at[:, None] // size == keys // size if chunked else at[:, None] - keys < size
+                seen = (visible & near)[..., max(window.start - size + 1, 0) :]
+                masks[kind] = seen if mask.dtype == torch.bool else _additive(seen, mask.dtype)
+            elif isinstance(layer, DynamicLayer):
+                masks[kind] = mask
+        kwargs["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _refuse_flash_attention(self) -> None:
-        implementation = str(getattr(text_config(self._live_model()), "_attn_implementation", ""))
+    def _refuse_unmasked_attention(self, module: nn.Module) -> None:
+        config = text_config(self._live_model())
+        implementation = str(getattr(config, "_attn_implementation", ""))
         if "flash" in implementation:
             raise ValueError(
                 f"`{implementation}` cannot take a tree mask and would ignore it: load the target with "
                 'attn_implementation="sdpa"'
+            )
+        attends = any(isinstance(layer, DynamicLayer) for layer in self.layers)
+        takes_positions = "position_ids" in inspect.signature(module.forward).parameters
+        if attends and (not takes_positions or getattr(config, "alibi", False)):
+            raise ValueError(
+                f"{type(module).__name__} takes no positions for its tokens but counts their places in the cache, "
+                "where the branches of a tree stand behind each other: verify one chain at a time"
             )
 
     # -- going back -------------------------------------------------------------------------------------------
@@ -261,9 +279,7 @@ class VerifiableCache(DynamicCache):
 
 def _check_exact(layer: Any, index: int, mixers: dict[int, takeover.Mixer], model: nn.Module) -> None:
     kind = _layer_type(model, index)
-    if type(layer) in (DynamicLayer, *_STATELESS):
-        return
-    if type(layer) is DynamicSlidingWindowLayer and kind != "chunked_attention":
+    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, *_STATELESS):
         return
     if type(layer) in _RECURRENT and index in mixers:
         return
@@ -271,6 +287,10 @@ def _check_exact(layer: Any, index: int, mixers: dict[int, takeover.Mixer], mode
         f"layer {index} of {type(model).__name__} (`{kind}`, cached as {type(layer).__name__}) has no exact way to "
         "verify and take back tokens here, and is not run approximately"
     )
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def _layer_type(model: nn.Module, index: int) -> str:
@@ -306,10 +326,10 @@ def crop_cache(cache: Cache, length: int) -> None:
     if isinstance(cache, VerifiableCache):
         cache.truncate(length)
         return
+    _refuse_recurrent(cache)
     held = cache.get_seq_length()
     if not 0 <= length <= held:
         raise ValueError(f"cannot keep {length} tokens of a cache that holds {held}")
-    _refuse_recurrent(cache)
     if length < held:
         cache.crop(length - held)
 

@@ -103,11 +103,11 @@ class GatedDeltaWindow(RecurrentWindow):
         return _Everywhere(self)
 
     @property
-    def conv_states(self) -> dict[int, torch.Tensor | None]:
+    def conv_states(self) -> Any:
         return self.layer.conv_states
 
     @property
-    def recurrent_states(self) -> dict[int, torch.Tensor | None]:
+    def recurrent_states(self) -> Any:
         return self.layer.recurrent_states
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:

@@ -50,8 +50,14 @@ class MixerCall:
     def run(self, cache: Any) -> torch.Tensor:
         """The mixer's output, `[B, T, D]`, with the state in `cache`, which is carried on."""
         output = self.forward(self.hidden_states, **self.kwargs, **{self.cache_argument: cache})
-        # Some mixers return a tuple of the output and attention weights they do not have.
-        return output[0] if isinstance(output, tuple) else output
+        if not isinstance(output, tuple):
+            return output
+        # Some mixers return the output and attention weights that they do not have.
+        if any(isinstance(item, torch.Tensor) for item in output[1:]):
+            raise NotImplementedError(
+                f"{type(self.mixer).__name__} returns several tensors: no exact way to verify it here"
+            )
+        return output[0]
 
     def run_on(self, layer: LinearAttentionLayer) -> torch.Tensor:
         """As `run`, on one layer's state alone."""
@@ -190,9 +196,10 @@ class SteppedWindow(RecurrentWindow):
     def verify(self, call: MixerCall) -> torch.Tensor:
         self._call = call
         batch = call.hidden_states.shape[0]
+        parents = self.window.parents or ()
         state, before, order, outputs = self.branch(), [ROOT], [], []
         for level in self.window.levels:
-            columns = [before.index(self.window.parents[node]) for node in level]
+            columns = [before.index(parents[node]) for node in level]
             rows = [row * len(before) + column for row in range(batch) for column in columns]
             state = _branch(state, rows)
             output = call.at(level).run_on(state)

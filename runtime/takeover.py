@@ -10,7 +10,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.runtime.architecture import decoder, final_norm, keep_residual
+from ddaudit.runtime.architecture import decoder, keep_layer_outputs, text_config
 from ddaudit.runtime.delta_window import GatedDeltaWindow, tree_forward
 from ddaudit.runtime.kernels import serve_cpu
 from ddaudit.runtime.recurrent import MixerCall, RecurrentWindow, SteppedWindow
@@ -47,13 +47,21 @@ def install(model: nn.Module) -> dict[int, Mixer]:
     """Prepare `model` for `VerifiableCache`, once; returns the recurrent mixer of each layer that has one.
 
     Raises:
-        ValueError: where the decoder takes no cache (RWKV and xLSTM keep their state elsewhere).
-        NotImplementedError: where one layer has two, whose states could not be told apart.
+        ValueError: where the decoder takes no cache, or reads in both directions.
+        NotImplementedError: where one layer has two, whose states could not be told apart, or the state is kept
+            elsewhere (xLSTM, RecurrentGemma).
     """
     if model not in _installed:
         stack = decoder(model)
         cache_argument(stack)
+        # GPT-NeoX leaves `is_decoder` at False and is one: only an encoder stack reads both ways.
+        if not getattr(text_config(model), "is_decoder", True) and type(stack).__name__.endswith("Encoder"):
+            raise ValueError(f"{type(model).__name__} reads its text in both directions (`is_decoder` is False)")
         found = [module for module in stack.modules() if _is_recurrent(module)]
+        if getattr(model, "_is_stateful", False) and not found:
+            raise NotImplementedError(
+                f"{type(model).__name__} keeps a recurrent state outside of the cache, or in one of its own"
+            )
         mixers = {module.layer_idx: Mixer(type(module).__name__, tree_forward(module)) for module in found}
         if len(mixers) < len(found):
             names = sorted({type(module).__name__ for module in found})
@@ -64,7 +72,7 @@ def install(model: nn.Module) -> dict[int, Mixer]:
         for module in {model, stack}:
             module.register_forward_pre_hook(_before_forward, with_kwargs=True)
             module.register_forward_hook(_after_forward, with_kwargs=True)
-        keep_residual(stack, final_norm(model))
+        keep_layer_outputs(model)
         for module in found:
             module.forward = _detour(module)
         _installed[model] = mixers
