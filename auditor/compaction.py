@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from ddaudit.auditor.scopes import Scope
 
 GATHERS = frozenset({"index_select", "gather", "take_along_dim", "__getitem__"})
+BUILTINS = frozenset({"getattr", "hasattr", "int", "isinstance", "len", "range", "slice"})
+# Of tensors and of torch: none of these changes a number.
+METHODS = GATHERS | {
+    "arange", "as_tensor", "cat", "clone", "contiguous", "copy_", "device", "dim", "expand", "expand_as", "index_copy_",
+    "long", "narrow", "numel", "reshape", "size", "tensor", "to", "unsqueeze", "view",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,13 +56,15 @@ def find_compactions(file: FileFacts) -> Iterator[Compaction]:
     """Every loop over a cache's layers that writes their keys or values."""
     for node in file.nodes:
         if isinstance(node, ast.For) and (cache := file.holds(node.iter, Kind.CACHE_LAYERS)) is not None:
-            moves = tuple(_moves(node, file))
+            inside = (item for statement in node.body for item in ast.walk(statement))
+            moves = tuple(find_moves(inside, file))
             if moves and not file.is_legacy_branch(node):
                 yield _understand(node, cache, moves, file)
 
 
-def _moves(loop: ast.For, file: FileFacts) -> Iterator[ast.Attribute]:
-    for node in (item for statement in loop.body for item in ast.walk(statement)):
+def find_moves(nodes: Iterable[ast.AST], file: FileFacts) -> Iterator[ast.Attribute]:
+    """Each `layer.keys` and `layer.values` of a cache that is written, or handed to a function that may write."""
+    for node in nodes:
         if not isinstance(node, ast.Attribute) or node.attr not in ("keys", "values"):
             continue
         if file.holds(node.value, Kind.CACHE_LAYER) is None:
@@ -86,7 +94,8 @@ def _understand(loop: ast.For, cache: Value, moves: tuple[ast.Attribute, ...], f
     scope = file.scope(loop)
     inside = [node for statement in loop.body for node in ast.walk(statement)]
     stored = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    if not all(_is_plain(statement, file) for statement in loop.body) or loop.orelse:
+    is_plain = all(_is_plain(statement, file) for statement in loop.body) and not loop.orelse
+    if not is_plain or not _only_moves(inside, past, set(_names(kept)), scope, file):
         return refuse("the loop does more than moving keys and values")
     if {node.attr for node in moves} != {"keys", "values"}:
         return refuse("the loop does not move both keys and values")
@@ -102,6 +111,8 @@ def _understand(loop: ast.For, cache: Value, moves: tuple[ast.Attribute, ...], f
         statement = file.statement(move)
         if not _is_relative(statement, past, set(_names(kept)), scope, file):
             return refuse("it is not clear that the kept indices count from the start of the window")
+    if file.source.has_comment(file.offsets(loop)[0], file.offsets(crop)[1]):
+        return refuse("a comment stands inside the code that would be replaced")
     receiver = crop.value.func.value
     return Compaction(loop, cache, moves, crop, (file.text(receiver), file.text(past), file.text(kept)), "")
 
@@ -152,6 +163,30 @@ def _is_plain(statement: ast.stmt, file: FileFacts) -> bool:
                 for node in ast.walk(call)
             )
     return False
+
+
+def _only_moves(nodes: list[ast.AST], past: ast.expr, kept: set[str], scope: Scope, file: FileFacts) -> bool:
+    """Whether nothing is reckoned but rows from the past length on, and nothing is called but what reads or moves."""
+    past_text = ast.dump(past)
+    for node in nodes:
+        match node:
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                pairs = ((left, right), (right, left))
+                if not any(ast.dump(one) == past_text and _depends(other, kept, scope, file) for one, other in pairs):
+                    return False
+            case ast.BinOp(op=ast.Sub(), right=right) if ast.dump(right) == past_text:
+                pass
+            case ast.BinOp() | ast.Await() | ast.Yield() | ast.YieldFrom() | ast.NamedExpr():
+                return False
+            case ast.Call(func=ast.Name(id=name)):
+                if name not in BUILTINS and _callee(node, file) is None:
+                    return False
+            case ast.Call(func=ast.Attribute(attr=name)):
+                if name not in METHODS:
+                    return False
+            case ast.Call():
+                return False
+    return True
 
 
 def _is_relative(root: ast.AST, past: ast.expr, kept: set[str], scope: Scope, file: FileFacts) -> bool:

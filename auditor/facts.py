@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor import library
+from ddaudit.auditor.cache_uses import CacheUse, cache_uses, note_moves
 from ddaudit.auditor.compaction import Compaction, find_compactions
 from ddaudit.auditor.evidence import add_evidence
 from ddaudit.auditor.finding import Edit, Import
 from ddaudit.auditor.flow import Flow
 from ddaudit.auditor.scopes import Class, File, Function, Scope, index
+from ddaudit.auditor.source import NEWLINE
 from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ddaudit.auditor.finding import Span
     from ddaudit.auditor.source import SourceFile
 
 LEGACY_ATTRIBUTES = frozenset({"key_cache", "value_cache", "to_legacy_cache", "seen_tokens", "_seen_tokens"})
-
-
-@dataclass(frozen=True)
-class Use:
-    """A call that takes a cache."""
-
-    call: ast.Call
-    callee: ast.expr
-    scope: Scope
-    by: Value
-    """What is called: the model, or the repository's own module."""
-
-
-@dataclass
-class CacheUse:
-    """What happens to one cache anywhere in the repository."""
-
-    models: list[Use] = field(default_factory=list)
-    """Calls of Transformers models that take it."""
-    owners: list[Use] = field(default_factory=list)
-    """Calls of the repository's own modules that take it."""
-    goes_back: bool = False
-    """It is cropped or compacted somewhere."""
-    is_tree_masked: bool = False
-    """A model verifies with it under a mask of four dimensions."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +40,7 @@ class FileFacts:
     file: File
     facts: Facts
     _values: dict[ast.AST, tuple[Value, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _matching: dict[object, dict[ast.AST, bool]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def source(self) -> SourceFile:
@@ -89,6 +65,17 @@ class FileFacts:
     def text(self, node: ast.AST) -> str:
         start, end = self.offsets(node)
         return self.source.text[start:end]
+
+    def operand(self, node: ast.expr) -> str:
+        """Its text where a dot, a subscript or arguments may follow: what was in parentheses stays in them."""
+        text = self.text(node)
+        is_primary = isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
+        return text if is_primary and _stands_alone(text) else f"({text})"
+
+    def argument(self, node: ast.expr) -> str:
+        """Its text as one of several arguments of a call."""
+        text = self.text(node)
+        return f"({text})" if isinstance(node, ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Starred) else text
 
     def edit(self, node: ast.AST, replacement: str) -> Edit:
         """Replace a node's text."""
@@ -244,33 +231,72 @@ class FileFacts:
         """Whether the expression is only read: not a target of an assignment, `del`, `with` or a pattern."""
         if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             return False
+        # Any part of a pattern: `case a.b.c` reads `a.b`, and takes no call.
         above = self.parent(node)
-        return not isinstance(above, ast.MatchValue)
+        while isinstance(above, ast.Attribute):
+            above = self.parent(above)
+        return not isinstance(above, ast.pattern)
 
     def is_bound_before(self, node: ast.expr, site: ast.AST) -> bool:
-        """Whether the name or dotted name `node` surely has its value where `site` runs."""
-        while isinstance(node, ast.Attribute):
-            node = node.value
+        """Whether the name or dotted name `node` surely has its one value where `site` runs."""
+        if isinstance(node, ast.Attribute):
+            is_stored = (self.function(site), ast.unparse(node)) in self._stored_attributes
+            return not is_stored and self.is_bound_before(node.value, site)
         if not isinstance(node, ast.Name) or (home := self.scope(site).find(node.id)) is None:
             return False
+        bindings = home.names[node.id]
+        if home is not self.scope(site):
+            # An outer function or the module has run its definitions by then.
+            return any(
+                isinstance(binding, ast.arg | ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
+                for binding in bindings
+            )
         around = {id(block) for block in self._blocks(site)}
-        for binding in home.names[node.id]:
+        is_sure = False
+        for binding in bindings:
             if isinstance(binding, ast.arg):
-                return True
-            if home is not self.scope(site):
-                # An outer function or the module has run its definitions by then.
-                if isinstance(binding, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
-                    return True
+                is_sure = not self._may_be_none(binding)
                 continue
             statement = self.statement(binding)
-            if id(self.block(statement)) in around and statement.lineno < self.statement(site).lineno:
-                return True
-        return False
+            if statement.lineno >= self.statement(site).lineno or _unbinds(binding):
+                return False
+            value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+            is_none = isinstance(value, ast.Constant) and value.value is None
+            is_sure = not is_none and (is_sure or id(self.block(statement)) in around)
+        return is_sure
+
+    def _may_be_none(self, arg: ast.arg) -> bool:
+        args = self.parent(arg)
+        assert isinstance(args, ast.arguments)
+        positional = [*args.posonlyargs, *args.args]
+        defaults = dict(zip(reversed(positional), reversed(args.defaults), strict=False))
+        default = {**defaults, **dict(zip(args.kwonlyargs, args.kw_defaults, strict=True))}.get(arg)
+        return isinstance(default, ast.Constant) and default.value is None
+
+    @cached_property
+    def _stored_attributes(self) -> set[tuple[Function | None, str]]:
+        """Dotted names that a function gives a value or takes it away from."""
+        return {
+            (self.function(node), ast.unparse(node))
+            for node in self.nodes
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+        }
 
     def _blocks(self, node: ast.AST) -> Iterator[list[ast.stmt]]:
         for item in (node, *self.ancestors(node)):
             if isinstance(item, ast.stmt):
                 yield self.block(item)
+
+    def is_under(self, node: ast.AST, matches: Callable[[ast.expr], bool]) -> bool:
+        """Whether an `if` around the node has a test that matches. Each test is looked at once."""
+        known = self._matching.setdefault(matches, {})
+        for above in self.ancestors(node):
+            if isinstance(above, ast.If | ast.IfExp):
+                if above not in known:
+                    known[above] = matches(above.test)
+                if known[above]:
+                    return True
+        return False
 
     def is_legacy_branch(self, node: ast.AST) -> bool:
         """In code that a test for an attribute or class of old releases keeps from running on new ones."""
@@ -289,6 +315,24 @@ class FileFacts:
         return parts
 
 
+def _stands_alone(text: str) -> bool:
+    """Whether no line of it ends where only parentheses around it let it go on."""
+    if not NEWLINE.search(text):
+        return True
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _unbinds(binding: ast.AST) -> bool:
+    """`del`, and an `except` clause's name, which is gone where the clause ends."""
+    return isinstance(binding, ast.ExceptHandler) or (
+        isinstance(binding, ast.Name) and isinstance(binding.ctx, ast.Del)
+    )
+
+
 def _tests_legacy(test: ast.expr) -> bool:
     for node in ast.walk(test):
         match node:
@@ -305,56 +349,7 @@ def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]]) -> list[FileFacts]
     files = {path: index(source, tree) for path, (source, tree) in trees.items()}
     flow = Flow(files)
     add_evidence(flow)
-    facts = Facts(flow, _cache_uses(flow))
-    return [FileFacts(file, facts) for file in files.values()]
-
-
-def _cache_uses(flow: Flow) -> dict[str, CacheUse]:
-    uses: dict[str, CacheUse] = defaultdict(CacheUse)
-    for file in flow.files.values():
-        for node in file.nodes:
-            if isinstance(node, ast.Call):
-                _note_call(node, file.scopes[node], flow, uses)
-            elif isinstance(node, ast.Attribute) and node.attr in ("keys", "values"):
-                # `layer.keys[...] = …` and `layer.keys = …`
-                above = file.parents[node]
-                stored = above if isinstance(above, ast.Subscript) and above.value is node else node
-                if isinstance(stored.ctx, ast.Store):
-                    for value in flow.values(node.value, file.scopes[node]):
-                        if value.kind is Kind.CACHE_LAYER:
-                            uses[value.origin].goes_back = True
-    return uses
-
-
-def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
-    def caches(expr: ast.expr) -> list[CacheUse]:
-        return [uses[value.origin] for value in flow.values(expr, scope) if value.kind is Kind.CACHE]
-
-    callees = flow.values(call.func, scope)
-    match call:
-        case ast.Call(func=ast.Attribute(value=receiver, attr="crop"), args=[_]):
-            for use in caches(receiver):
-                use.goes_back = True
-        case ast.Call(args=[first, _, *_]) if any(
-            value.origin in ("ddaudit.runtime.crop_cache", "ddaudit.runtime.keep_in_cache") for value in callees
-        ):
-            for use in caches(first):
-                use.goes_back = True
-    callee = call.func
-    if isinstance(callee, ast.Attribute) and callee.attr == "forward":
-        callee = callee.value
-    masked = any(
-        keyword.arg == "attention_mask"
-        and any(value.kind is Kind.TREE_MASK for value in flow.values(keyword.value, scope))
-        for keyword in call.keywords
-    )
-    model = next((v for v in flow.values(callee, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
-    owner = next((v for v in flow.values(callee, scope) if v.kind is Kind.OWN), None)
-    for keyword in call.keywords:
-        if keyword.arg in library.CACHE_KEYWORDS:
-            for use in caches(keyword.value):
-                if owner is not None:
-                    use.owners.append(Use(call, callee, scope, owner))
-                elif model is not None:
-                    use.models.append(Use(call, callee, scope, model))
-                    use.is_tree_masked |= masked
+    uses = cache_uses(flow)
+    views = [FileFacts(file, Facts(flow, uses)) for file in files.values()]
+    note_moves(views, uses)
+    return views

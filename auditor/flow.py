@@ -41,6 +41,7 @@ class Flow:
         self._queue: deque[Variable] = deque()
         self._queued: set[Variable] = set()
         self._definitions: dict[str, Function | Class | File] = {}
+        self._rivals: dict[tuple[str, Scope, str], bool] = {}
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""
         self._modules = {self._module_name(path): file for path, file in files.items()}
@@ -141,7 +142,12 @@ class Flow:
         grew = False
         for value in found:
             old = held.get(value.key)
-            if (old is None and len(held) < MAX_VALUES) or (old is not None and value.rank > old.rank):
+            if old is None:
+                # Of too many the first are kept, and one of each kind: no kind that it can hold is ever forgotten.
+                is_new = len(held) < MAX_VALUES or all(value.kind is not other.kind for other in held.values())
+            else:
+                is_new = value.rank > old.rank
+            if is_new:
                 held[value.key] = value
                 grew = True
         if grew:
@@ -234,7 +240,15 @@ class Flow:
     def _name(self, name: str, scope: Scope) -> list[Value]:
         home = scope.find(name)
         if home is not None:
-            return self._read(("name", home, name))
+            held = self._read(("name", home, name))
+            if len(home.names[name]) == 1:
+                return held
+            return [
+                replace(value, confidence=Confidence.LIKELY)
+                if value.kind is Kind.LIBRARY and self._has_rival(name, home, value.origin.partition(".")[0])
+                else value
+                for value in held
+            ]
         found = []
         for module, level in scope.file.stars:
             if (file := self.resolve_module(module, level, scope.file)) is not None:
@@ -243,12 +257,19 @@ class Flow:
                 found.append(Value(Kind.LIBRARY, f"{module}.{name}"))
         return found
 
+    def _has_rival(self, name: str, home: Scope, package: str) -> bool:
+        """Whether the name that is imported from a package is also bound to something else, than in a fallback."""
+        key = (name, home, package)
+        if key not in self._rivals:
+            self._rivals[key] = any(_is_rival(node, home.file, package) for node in home.names[name])
+        return self._rivals[key]
+
     def _attribute(self, value: Value, attr: str) -> list[Value]:
         """What `attr` of one value holds."""
         match value.kind:
             case Kind.LIBRARY:
                 if value.origin.count(".") < MAX_DOTS:
-                    return [Value(Kind.LIBRARY, f"{value.origin}.{attr}")]
+                    return [replace(value, origin=f"{value.origin}.{attr}")]
             case Kind.MODULE:
                 file = self._definitions[value.origin]
                 assert isinstance(file, File)
@@ -459,7 +480,7 @@ class Flow:
                     self._pass(call, scope, forward, skip=1)
                     return self._read(("return", forward, None))
             case Kind.LIBRARY:
-                return self._library_call(value.origin, call, scope)
+                return [_no_surer(made, value) for made in self._library_call(value.origin, call, scope)]
         return []
 
     def _instances(self, value: Value, owner: Class) -> list[Value]:
@@ -567,7 +588,8 @@ class Flow:
                 found += self._instances(value, owner)
             elif value.kind is Kind.LIBRARY and (kind := library.instance_kind(value.origin)):
                 last = value.origin.rpartition(".")[2]
-                found.append(self._made(kind, written, scope.file, f"the annotation is `{last}`"))
+                made = self._made(kind, written, scope.file, f"the annotation is `{last}`")
+                found.append(_no_surer(made, value))
         return found
 
     # Places
@@ -594,6 +616,27 @@ class Flow:
 
 def _dotted(path: PurePosixPath) -> str:
     return ".".join(part for part in path.parts if part != ".")
+
+
+def _no_surer(made: Value, by: Value) -> Value:
+    """The value, no surer than the one that made it."""
+    return made if made.rank <= by.rank else replace(made, confidence=by.confidence)
+
+
+def _is_rival(binding: ast.AST, file: File, package: str) -> bool:
+    """Whether a binding gives a name something else than the package's, where the package can be imported."""
+    match binding:
+        case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == package:
+            return False
+        case ast.Import(names=aliases) if any(alias.name.partition(".")[0] == package for alias in aliases):
+            return False
+    above: ast.AST | None = binding
+    statement: ast.stmt | None = None
+    while above is not None and not isinstance(above, ast.ExceptHandler):
+        statement = above if statement is None and isinstance(above, ast.stmt) else statement
+        above = file.parents.get(above)
+    is_none = isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
+    return above is None and not is_none
 
 
 def _num_dimensions(call: ast.Call, maker: str) -> int:

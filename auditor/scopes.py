@@ -237,9 +237,9 @@ class _Collector:
                 self._assign(target, Source("iterate", scope, iterable))
             case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
                 self._assign(target, Source("value", scope, value))
-            case ast.ExceptHandler(name=str(name)):
+            case ast.ExceptHandler(name=str(name)) | ast.Name(id=name, ctx=ast.Del()):
                 scope.names[name].append(node)
-            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
                 scope.names[name].append(node)
             case ast.Global(names=names):
                 scope.globals.update(names)

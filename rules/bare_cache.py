@@ -123,7 +123,8 @@ class BareCache(Rule):
         use = file.cache_use(made)
         if use.models:
             by = max((use.by for use in use.models), key=lambda value: value.rank)
-            because = replace(made, confidence=by.confidence, evidence=made.evidence + by.evidence)
+            weakest = min(made, by, key=lambda value: value.rank).confidence
+            because = replace(made, confidence=weakest, evidence=made.evidence + by.evidence)
             yield self.report(file, node, because, fix=_fix(node, made, file), name="DynamicCache")
         elif not use.owners:
             because = replace(made, confidence=Confidence.LIKELY)
@@ -146,6 +147,9 @@ def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
         edit = file.edit(call, f"{file.text(call.func)}(config={model}.config)")
         reason = "the config gives each layer the kind the model asks for; the same layers on full attention"
         return Fix((edit,), Applicability.SAFE, reason)
+    if file.cache_use(cache).is_moved_by_hand:
+        # A cache that goes back tokens at a time would go on, silently wrong, where a stock one raises.
+        return "rows of this cache are moved by hand in a way that is not understood"
     if (runtime := file.runtime_call("make_cache", call)) is None:
         return "the names `make_cache` and `runtime` mean something else here"
     reason = "the same cache on full attention, and on every other layer kind one that can go back exactly"

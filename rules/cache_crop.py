@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts import FileFacts
     from ddaudit.auditor.finding import Finding
 
+MOVED_BY_HAND = "rows of this cache are moved by hand in a way that is not understood"
 NEGATIVE = (
     "a negative `crop` leaves the rejected tokens in the state of recurrent layers, without an error once past "
     "recording is on; cut back with `crop_cache(cache, length)`"
@@ -116,27 +117,66 @@ class CacheCrop(Rule):
         cache = file.holds(receiver, Kind.CACHE)
         if cache is None or isinstance(length, ast.Tuple | ast.Starred) or file.is_legacy_branch(node):
             return
-        kept = _kept_length(length, file.text(receiver), file)
-        if kept is None:
-            yield self.report(file, node, cache, fix=_fix(node, receiver, file.text(length), file))
+        if not _counts(length, file):
+            yield self.report(file, node, cache, fix=_fix(node, receiver, length, file))
         elif not _is_guarded(node, file) and not _is_drafters(file, receiver):
-            fix = _fix(node, receiver, kept, file)
+            fix = _fix(node, receiver, length, file)
             yield self.report(file, node, cache, fix=fix, severity=Severity.SILENT, message=NEGATIVE)
 
 
-def _kept_length(length: ast.expr, cache: str, file: FileFacts) -> str | None:
-    """The length that a count of tokens to remove leaves; None where the argument is a length itself."""
+def _counts(length: ast.expr, file: FileFacts) -> bool:
+    """Whether the argument is a count of tokens to remove, which is negative, and not a length."""
+    match file.made_from(length) or length:
+        case ast.UnaryOp(op=ast.USub()):
+            return True
+        case ast.BinOp(op=ast.Sub(), right=ast.Call(func=ast.Attribute(attr="get_seq_length"))):
+            return True
+    return False
+
+
+def _kept(length: ast.expr, receiver: ast.expr, file: FileFacts) -> str | None:
+    """Text of the length that is left; None where it is not known whether the argument is one or a count."""
+    if not _counts(length, file):
+        return None if _has_minus(length) else file.argument(length)
+    # The cache is written twice, or only once instead of twice.
+    if not _is_path(receiver):
+        return None
     match length:
         case ast.UnaryOp(op=ast.USub(), operand=count):
-            return f"{cache}.get_seq_length() - {_atom(count, file)}"
-        case ast.BinOp(left=kept, op=ast.Sub(), right=ast.Call(func=ast.Attribute(attr="get_seq_length"))):
-            return file.text(kept)
+            number = file.text(count) if isinstance(count, ast.Constant) else file.operand(count)
+            return f"{file.operand(receiver)}.get_seq_length() - {number}"
+        case ast.BinOp(left=kept, op=ast.Sub(), right=ast.Call(func=ast.Attribute(value=asked), args=[])):
+            return file.argument(kept) if ast.dump(asked) == ast.dump(receiver) else None
     return None
 
 
-def _atom(expr: ast.expr, file: FileFacts) -> str:
-    text = file.text(expr)
-    return f"({text})" if isinstance(expr, ast.BinOp | ast.IfExp | ast.BoolOp | ast.Compare) else text
+def _has_minus(length: ast.expr) -> bool:
+    """A sign somewhere in the sum or choice that it is."""
+    match length:
+        case ast.UnaryOp(op=ast.USub()):
+            return True
+        case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
+            return _has_minus(left) or _has_minus(right)
+        case ast.BoolOp(values=values):
+            return any(_has_minus(value) for value in values)
+        case ast.NamedExpr(value=value):
+            return _has_minus(value)
+    return False
+
+
+def _is_path(expr: ast.expr) -> bool:
+    """A dotted name, which may be written twice."""
+    while isinstance(expr, ast.Attribute):
+        expr = expr.value
+    return isinstance(expr, ast.Name)
+
+
+def _may_be_count(length: ast.expr) -> bool:
+    """A difference of two unknown numbers, which old releases took either way."""
+    match length:
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return not isinstance(right, ast.Constant) and "get_seq_length" not in ast.dump(left)
+    return False
 
 
 def _is_guarded(node: ast.AST, file: FileFacts) -> bool:
@@ -149,12 +189,19 @@ def _is_drafters(file: FileFacts, receiver: ast.expr) -> bool:
     return any(use.owners for use in uses) and not any(use.models for use in uses)
 
 
-def _fix(node: ast.AST, receiver: ast.expr, length: str, file: FileFacts) -> Fix | str:
+def _fix(node: ast.AST, receiver: ast.expr, length: ast.expr, file: FileFacts) -> Fix | str:
     for compaction in file.compactions:
         if compaction.crop is not None and compaction.crop is file.statement(node):
             return compaction.fix(file)
+    if any(file.cache_use(value).is_moved_by_hand for value in file.values(receiver) if value.kind is Kind.CACHE):
+        return MOVED_BY_HAND
+    if (kept := _kept(length, receiver, file)) is None:
+        return "it is not clear which length is left"
     if (runtime := file.runtime_call("crop_cache", node)) is None:
         return "the names `crop_cache` and `runtime` mean something else here"
+    edit = file.edit(node, f"{runtime[0]}({file.argument(receiver)}, {kept})")
+    if not _counts(length, file) and _may_be_count(length):
+        reason = "right if the difference is the length to keep, not minus the count to remove"
+        return Fix((edit,), Applicability.UNSAFE, reason, (runtime[1],))
     reason = "keeps the first tokens exactly, on every layer kind and release"
-    edit = file.edit(node, f"{runtime[0]}({file.text(receiver)}, {length})")
     return Fix((edit,), Applicability.SAFE, reason, (runtime[1],))

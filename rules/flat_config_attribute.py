@@ -149,9 +149,9 @@ def _fix(node: ast.AST, base: ast.expr, name: str, config: Value, file: FileFact
         if name != "use_cache":
             return "the field is assigned to, and other code may read the one at the top"
         reason = "the decoder reads the text config's flag; on a flat config it is the same object"
-        return Fix((file.edit(base, f"{file.text(base)}.get_text_config()"),), Applicability.UNSAFE, reason)
+        return Fix((file.edit(base, f"{file.operand(base)}.get_text_config()"),), Applicability.UNSAFE, reason)
     reason = "`get_text_config()` returns the config itself where it is flat"
-    text = f"{file.text(base)}.get_text_config()"
+    text = f"{file.operand(base)}.get_text_config()"
     if isinstance(node, ast.Attribute) and name in OLD_SPELLINGS:
         edit = file.edit(node, f"{text}.{OLD_SPELLINGS[name]}")
     else:

@@ -136,7 +136,7 @@ def _fix(node: ast.Subscript, file: FileFacts) -> Fix | str:
     if (runtime := file.runtime_call("layer_output", node)) is None:
         return "the names `layer_output` and `runtime` mean something else here"
     reason = "the same for every layer but the last, whose state it takes before the final norm"
-    edit = file.edit(node, f"{runtime[0]}({file.text(node.value)}, {file.text(layer)})")
+    edit = file.edit(node, f"{runtime[0]}({file.argument(node.value)}, {file.argument(layer)})")
     return Fix((edit,), Applicability.UNSAFE, reason, (runtime[1],))
 
 

@@ -116,5 +116,5 @@ def _fix(node: ast.Attribute, file: FileFacts) -> Fix | str:
     while isinstance(root, ast.Attribute) and root.attr in INNER_NAMES and file.holds(root.value, Kind.MODEL):
         root = root.value
     reason = "the accessor returns the same module where the head has this name"
-    edit = file.edit(node, f"{file.text(root)}.get_output_embeddings()")
+    edit = file.edit(node, f"{file.operand(root)}.get_output_embeddings()")
     return Fix((edit,), Applicability.SAFE, reason)

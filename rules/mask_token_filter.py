@@ -127,29 +127,106 @@ def _fix(node: ast.Subscript, file: FileFacts) -> Fix | str:
             pass
         case _:
             return unknown
-    scope = file.scope(node)
-    writes: list[tuple[ast.stmt, Counter[str]]] = []
-    for other in file.nodes:
-        if file.lineno(other) >= node.lineno:
+    loop = _loop_before(node, file)
+    if loop is None or loop.orelse or file.scope(loop) is not file.scope(node):
+        return unknown
+    if (step := _step_after_last_write(loop, ast.dump(node.value))) is None or not _is_last_word(
+        step, loop, node, file
+    ):
+        return unknown
+    start = ast.unparse(step.target)
+    reason = "the loop's last write stands one past the new start, so that is the length"
+    edit = file.edit(node, f"{file.text(node.value)}[:, : {start} + 1]")
+    return Fix((edit,), Applicability.SAFE, reason)
+
+
+def _loop_before(node: ast.Subscript, file: FileFacts) -> ast.While | ast.For | None:
+    """The last loop that surely ran before and writes into the buffer."""
+    buffer = ast.dump(node.value)
+    for item in (node, *file.ancestors(node)):
+        if not isinstance(item, ast.stmt):
             continue
-        match other:
-            case ast.Assign(targets=[ast.Subscript(value=buffer, slice=ast.Tuple(elts=[ast.Slice(), index]))]):
-                in_loop = any(isinstance(above, ast.While | ast.For) for above in file.ancestors(other))
-                same = ast.dump(buffer) == ast.dump(node.value) and file.scope(other) is scope
-                if same and in_loop and not isinstance(index, ast.Slice):
-                    assert isinstance(other, ast.Assign)
-                    writes.append((other, _terms(index)))
-    for write, terms in reversed(writes):
-        for other in file.nodes:
-            match other:
-                case ast.AugAssign(target=ast.Name(id=start), op=ast.Add(), value=step):
-                    after = write.lineno < other.lineno < node.lineno and file.scope(other) is scope
-                    start_term = ast.dump(ast.Name(start, ast.Load()))
-                    if after and terms == _terms(step) + Counter([start_term]):
-                        reason = "the loop's last write stands one past the new start, so that is the length"
-                        edit = file.edit(node, f"{file.text(node.value)}[:, : {start} + 1]")
-                        return Fix((edit,), Applicability.SAFE, reason)
-    return unknown
+        block = file.block(item)
+        for statement in reversed([*_in_turn(block[: block.index(item)])]):
+            if isinstance(statement, ast.While | ast.For) and any(
+                _writes(part, buffer) for part in ast.walk(statement)
+            ):
+                return statement
+    return None
+
+
+def _in_turn(block: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run one after the other, those inside a `with` too."""
+    for statement in block:
+        if isinstance(statement, ast.With):
+            yield from _in_turn(statement.body)
+        else:
+            yield statement
+
+
+def _writes(node: ast.AST, buffer: str) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and ast.dump(node.value) == buffer
+
+
+def _step_after_last_write(loop: ast.While | ast.For, buffer: str) -> ast.AugAssign | None:
+    """`start += n` of a loop whose last write into the buffer, each round, is at `start + n`, and none goes beyond."""
+    index: Counter[str] | None = None
+    for statement in _in_turn(loop.body):
+        match statement:
+            case ast.Assign(targets=[ast.Subscript(slice=ast.Tuple(elts=[ast.Slice(), at])) as target]):
+                if _writes(target, buffer) and not isinstance(at, ast.Slice):
+                    index, last = _terms(at), statement.lineno
+                    continue
+            case ast.AugAssign(target=ast.Name(id=start), op=ast.Add(), value=step) if index is not None:
+                if index == _terms(step) + Counter([ast.dump(ast.Name(start, ast.Load()))]):
+                    break
+    else:
+        return None
+    assert index is not None and isinstance(statement, ast.AugAssign)
+    read = {name.id for name in ast.walk(statement) if isinstance(name, ast.Name)}
+    for node in ast.walk(loop):
+        match node:
+            case ast.Break() | ast.Continue() if last < node.lineno < statement.lineno:
+                return None
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) if node is not statement.target:
+                # Another start, another buffer, or another step than the one that was written by.
+                is_changed = name in read and last <= node.lineno <= statement.lineno
+                if is_changed or name == start or ast.dump(ast.Name(name, ast.Load())) == buffer:
+                    return None
+            case ast.Subscript(slice=ast.Tuple(elts=[_, at])) if _writes(node, buffer) and node.lineno != last:
+                if node.lineno > last or (isinstance(at, ast.Slice) and (not at.upper or _terms(at.upper) != index)):
+                    return None
+    return statement
+
+
+def _is_last_word(step: ast.AugAssign, loop: ast.stmt, node: ast.Subscript, file: FileFacts) -> bool:
+    """Whether neither the start nor the buffer changes between the loop and the filter; cutting its end is fine."""
+    buffer = ast.dump(node.value)
+    here = file.statement(node)
+    for other in file.nodes:
+        if not (loop.end_lineno or 0) < file.lineno(other) < here.lineno or file.scope(other) is not file.scope(loop):
+            continue
+        if _writes(other, buffer):
+            return False
+        if isinstance(other, ast.Name) and not isinstance(other.ctx, ast.Load):
+            if other.id == ast.unparse(step.target):
+                return False
+            if ast.dump(ast.Name(other.id, ast.Load())) == buffer and not _cuts_end(file.statement(other), buffer):
+                return False
+    return True
+
+
+def _cuts_end(statement: ast.stmt, buffer: str) -> bool:
+    """`out = out[:, :n]`"""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Name()],
+            value=ast.Subscript(
+                value=held, slice=ast.Tuple(elts=[ast.Slice(lower=None), ast.Slice(lower=None, step=None)])
+            ),
+        ):
+            return ast.dump(held) == buffer
+    return False
 
 
 def _terms(expr: ast.expr) -> Counter[str]:

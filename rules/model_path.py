@@ -132,7 +132,7 @@ class ModelPath(Rule):
             return
         if isinstance(above, ast.Attribute) and above.attr in PARTS | INNER_NAMES | HEAD_NAMES | NEUTRAL:
             return
-        if _is_one_of_several(node, file):
+        if file.is_under(node, _tests_path):
             return
         root, path = _split(node)
         if _is_peft_wrapper(node, path):
@@ -141,15 +141,13 @@ class ModelPath(Rule):
         yield self.report(file, node, base, fix=fix, path=file.text(node), accessor=accessor)
 
 
-def _is_one_of_several(node: ast.AST, file: FileFacts) -> bool:
-    """Whether a test for such a path chooses between this one and others."""
-    for above in file.ancestors(node):
-        if isinstance(above, ast.If | ast.IfExp):
-            for part in ast.walk(above.test):
-                match part:
-                    case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
-                        if name in PARTS | INNER_NAMES:
-                            return True
+def _tests_path(test: ast.expr) -> bool:
+    """Whether the test chooses between one such path and others."""
+    for part in ast.walk(test):
+        match part:
+            case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
+                if name in PARTS | INNER_NAMES:
+                    return True
     return False
 
 
@@ -170,7 +168,7 @@ def _is_peft_wrapper(node: ast.Attribute, path: list[str]) -> bool:
 
 
 def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) -> tuple[str, Fix | str]:
-    text = file.text(root)
+    text, argument = file.operand(root), file.argument(root)
     imports: tuple[Import, ...] = ()
     applicability = Applicability.SAFE
     if node.attr in EMBEDDING_NAMES:
@@ -180,7 +178,7 @@ def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) 
     elif node.attr in LAYERS_NAMES | NORM_NAMES:
         name = "final_norm" if node.attr in NORM_NAMES else "decoder_layers"
         runtime = file.runtime_call(name, node)
-        replacement = f"{runtime[0] if runtime else name}({text})"
+        replacement = f"{runtime[0] if runtime else name}({argument})"
         if runtime is None:
             return replacement, f"the names `{name}` and `runtime` mean something else here"
         imports = (runtime[1],)

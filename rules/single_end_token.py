@@ -89,5 +89,5 @@ def _fix(node: ast.AST, tokenizer: ast.expr, file: FileFacts) -> Fix | str:
     if (runtime := file.runtime_call("stop_token_ids", node)) is None:
         return "the names `stop_token_ids` and `runtime` mean something else here"
     reason = "decoding stops at every end token of the model, which may be earlier than before"
-    edit = file.edit(node, f"{runtime[0]}({models[0]}, {file.text(tokenizer)})")
+    edit = file.edit(node, f"{runtime[0]}({models[0]}, {file.argument(tokenizer)})")
     return Fix((edit,), Applicability.UNSAFE, reason, (runtime[1],))

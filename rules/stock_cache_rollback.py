@@ -99,7 +99,8 @@ class StockCacheRollback(Rule):
         use = file.cache_use(made)
         if use.models and (use.goes_back or use.is_tree_masked):
             by = max((use.by for use in use.models), key=lambda value: value.rank)
-            because = replace(made, confidence=by.confidence, evidence=made.evidence + by.evidence)
+            weakest = min(made, by, key=lambda value: value.rank).confidence
+            because = replace(made, confidence=weakest, evidence=made.evidence + by.evidence)
             yield self.report(file, node, because, fix=_fix(node, made, file))
 
 
@@ -110,6 +111,9 @@ def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
     given = [f"{word.arg}={file.text(word.value)}" for word in call.keywords]
     if call.args or given not in ([f"config={model}.config"], [f"config={model}.config.get_text_config()"]):
         return "the cache is made with other arguments"
+    if file.cache_use(cache).is_moved_by_hand:
+        # A cache that goes back tokens at a time would go on, silently wrong, where a stock one raises.
+        return "rows of this cache are moved by hand in a way that is not understood"
     if (runtime := file.runtime_call("make_cache", call)) is None:
         return "the names `make_cache` and `runtime` mean something else here"
     reason = "the same cache on full attention, and on every other layer kind one that can go back exactly"

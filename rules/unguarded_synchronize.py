@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.source import NEWLINE
 from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
@@ -92,14 +93,14 @@ class UnguardedSynchronize(Rule):
 
 
 def _is_guarded(node: ast.AST, file: FileFacts) -> bool:
-    """Under a test that mentions CUDA, in a `try`, or after an early exit by such a test."""
+    """Under a test that asks for CUDA, in a `try`, or after an early exit by such a test."""
     here = node
     for above in file.ancestors(node):
         match above:
             case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test) if here is not test:
-                if "cuda" in file.text(test).lower():
+                if _asks_for_cuda(test, file):
                     return True
-            case ast.BoolOp(values=values) if "cuda.is_available" in file.text(values[0]) and here is not values[0]:
+            case ast.BoolOp(values=values) if here is not values[0] and _asks_for_cuda(values[0], file):
                 return True
             case ast.Try(body=body, handlers=[_, *_]) if here in body:
                 return True
@@ -108,12 +109,20 @@ def _is_guarded(node: ast.AST, file: FileFacts) -> bool:
             for statement in block[: block.index(here)]:
                 match statement:
                     case ast.If(test=test, body=[*_, ast.Return() | ast.Raise() | ast.Continue()]):
-                        if "cuda" in file.text(test).lower():
+                        if _asks_for_cuda(test, file):
                             return True
-                    case ast.Assert(test=test) if "cuda.is_available" in file.text(test):
+                    case ast.Assert(test=test) if _asks_for_cuda(test, file):
                         return True
         here = above
     return False
+
+
+def _asks_for_cuda(test: ast.expr, file: FileFacts) -> bool:
+    """By any name: under `import torch.cuda as device` the guard that the fix writes has no `cuda` in it."""
+    if "cuda" in file.text(test).lower():
+        return True
+    calls = (node for node in ast.walk(test) if isinstance(node, ast.Call))
+    return any("torch.cuda.is_available" in file.qualified_names(call.func) for call in calls)
 
 
 def _fix(node: ast.Call, file: FileFacts) -> Fix | str:
@@ -123,11 +132,12 @@ def _fix(node: ast.Call, file: FileFacts) -> Fix | str:
     start, end = file.offsets(statement)
     line_start = file.source.line_starts[statement.lineno - 1]
     indent = file.source.text[line_start:start]
-    rest = file.source.text[end:].partition("\n")[0].partition("#")[0]
-    if indent.strip() or rest.strip():
+    rest = NEWLINE.split(file.source.text[end:], maxsplit=1)[0].partition("#")[0]
+    is_continued = NEWLINE.sub("", file.source.line(max(1, statement.lineno - 1))).endswith("\\")
+    if indent.strip() or rest.strip() or is_continued:
         return "other statements stand on the same line"
     step = "\t" if "\t" in indent else "    "
-    test = f"if {file.text(node.func.value)}.is_available():"
+    test = f"if {file.operand(node.func.value)}.is_available():"
     reason = "nothing changes where there is CUDA; elsewhere there is nothing to wait for"
     edit = file.edit(statement, f"{test}\n{indent}{step}{file.text(statement)}")
     return Fix((edit,), Applicability.SAFE, reason)

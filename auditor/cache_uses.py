@@ -1,0 +1,106 @@
+"""What happens to each cache anywhere in a repository: who takes it, and whether it has to go back."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor import library
+from ddaudit.auditor.compaction import find_moves
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.flow import Flow
+    from ddaudit.auditor.scopes import Scope
+
+
+@dataclass(frozen=True)
+class Use:
+    """A call that takes a cache."""
+
+    call: ast.Call
+    callee: ast.expr
+    scope: Scope
+    by: Value
+    """What is called: the model, or the repository's own module."""
+
+
+@dataclass
+class CacheUse:
+    """What happens to one cache anywhere in the repository."""
+
+    models: list[Use] = field(default_factory=list)
+    """Calls of Transformers models that take it."""
+    owners: list[Use] = field(default_factory=list)
+    """Calls of the repository's own modules that take it."""
+    goes_back: bool = False
+    """It is cropped or compacted somewhere."""
+    is_moved_by_hand: bool = False
+    """Keys or values of its layers are moved, other than by a compaction that is understood."""
+    is_tree_masked: bool = False
+    """A model verifies with it under a mask of four dimensions."""
+
+
+def cache_uses(flow: Flow) -> dict[str, CacheUse]:
+    """Uses of each cache, by the origin of its value."""
+    uses: dict[str, CacheUse] = defaultdict(CacheUse)
+    for file in flow.files.values():
+        for node in file.nodes:
+            if isinstance(node, ast.Call):
+                _note_call(node, file.scopes[node], flow, uses)
+            elif isinstance(node, ast.Attribute) and node.attr in ("keys", "values"):
+                # `layer.keys[...] = …` and `layer.keys = …`
+                above = file.parents[node]
+                stored = above if isinstance(above, ast.Subscript) and above.value is node else node
+                if isinstance(stored.ctx, ast.Store):
+                    for value in flow.values(node.value, file.scopes[node]):
+                        if value.kind is Kind.CACHE_LAYER:
+                            uses[value.origin].goes_back = True
+    return uses
+
+
+def note_moves(views: list[FileFacts], uses: dict[str, CacheUse]) -> None:
+    """Mark the caches whose rows are moved outside a compaction that is understood."""
+    for file in views:
+        understood = {move for compaction in file.compactions if compaction.arguments for move in compaction.moves}
+        for move in find_moves(file.nodes, file):
+            for value in file.values(move.value) if move not in understood else ():
+                if value.kind is Kind.CACHE_LAYER:
+                    uses[value.origin].is_moved_by_hand = True
+
+
+def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
+    def caches(expr: ast.expr) -> list[CacheUse]:
+        return [uses[value.origin] for value in flow.values(expr, scope) if value.kind is Kind.CACHE]
+
+    callees = flow.values(call.func, scope)
+    match call:
+        case ast.Call(func=ast.Attribute(value=receiver, attr="crop"), args=[_]):
+            for use in caches(receiver):
+                use.goes_back = True
+        case ast.Call(args=[first, _, *_]) if any(
+            value.origin in ("ddaudit.runtime.crop_cache", "ddaudit.runtime.keep_in_cache") for value in callees
+        ):
+            for use in caches(first):
+                use.goes_back = True
+    callee = call.func
+    if isinstance(callee, ast.Attribute) and callee.attr == "forward":
+        callee = callee.value
+    masked = any(
+        keyword.arg == "attention_mask"
+        and any(value.kind is Kind.TREE_MASK for value in flow.values(keyword.value, scope))
+        for keyword in call.keywords
+    )
+    model = next((v for v in flow.values(callee, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
+    owner = next((v for v in flow.values(callee, scope) if v.kind is Kind.OWN), None)
+    for keyword in call.keywords:
+        if keyword.arg in library.CACHE_KEYWORDS:
+            for use in caches(keyword.value):
+                if owner is not None:
+                    use.owners.append(Use(call, callee, scope, owner))
+                elif model is not None:
+                    use.models.append(Use(call, callee, scope, model))
+                    use.is_tree_masked |= masked
