@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ddaudit.auditor.cli_fix import fix
+from ddaudit.auditor.cli_matrix import matrix
 from ddaudit.auditor.cli_run import demo, run
 
 CONFIDENCES = ("guess", "likely", "proven")
@@ -84,3 +85,4 @@ def explain(rule: str | None) -> None:
 main.add_command(fix)
 main.add_command(run)
 main.add_command(demo)
+main.add_command(matrix)

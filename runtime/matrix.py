@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +17,18 @@ from transformers import DynamicCache
 from ddaudit.runtime.architecture import text_config
 from ddaudit.runtime.architectures import VOCABULARY, build_tiny
 from ddaudit.runtime.cache import crop_cache, keep_in_cache, make_cache
+from ddaudit.runtime.loading import Target
+from ddaudit.runtime.run import RunOptions, run
 from ddaudit.runtime.takeover import cache_argument
 from ddaudit.runtime.window import ROOT, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from torch import nn
+
+    from ddaudit.auditor.record import Entry
 
 TOLERANCE = 1e-4
 """Largest relative difference of logits, fp32, that still counts as exact."""
@@ -226,3 +234,38 @@ def _describe_layers(model: nn.Module) -> str:
         kinds = [type(layer).__name__.removesuffix("Layer") for layer in DynamicCache(config=model.config).layers]
     counts = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)}
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def decode_with(folder: Path, entries: Sequence[Entry], num_tokens: int = 100) -> Callable[[nn.Module], dict[str, float]]:
+    """A check that runs a fork's entries on a model: 0 for each whose tokens are greedy decoding's, else 1.
+
+    Raises:
+        ValueError: for an entry that the runtime refuses on that model.
+    """
+
+    def decode(model: nn.Module) -> dict[str, float]:
+        target = Target(model, None, "tiny", has_random_weights=True, drafter_profile="")
+        options = RunOptions(
+            model="", drafter="scripted:0.7", max_new_tokens=num_tokens, num_prompts=1, prompt_tokens=16, block_size=8
+        )
+        record = run(folder, entries, (), options, target=target)
+        for entry in record.entries:
+            if entry.verdict == "error":
+                raise ValueError(entry.error) if "ValueError" in entry.error else RuntimeError(entry.error)
+        return {entry.name: float(entry.verdict != "identical") for entry in record.entries}
+
+    return decode
+
+
+def check_all(
+    names: Sequence[str], folder: Path | None, entries: Sequence[Entry], num_workers: int
+) -> Iterator[ArchitectureRow]:
+    """Rows in the order of `names`, as they come in, from `num_workers` processes of one thread each."""
+    check = partial(_check_alone, folder=folder, entries=tuple(entries))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(check, names)
+
+
+def _check_alone(name: str, folder: Path | None, entries: tuple[Entry, ...]) -> ArchitectureRow:
+    return check_architecture(name, decode_with(folder, entries) if folder else None)

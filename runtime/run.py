@@ -65,8 +65,11 @@ def run(
     arguments: Sequence[Argument],
     options: RunOptions,
     progress: Callable[[str], None] = lambda text: None,
+    target: Target | None = None,
 ) -> RunRecord:
     """Plain decoding, then each entry, over the prompts. An entry that fails does not stop the others.
+
+    `target` stands in for the one that the options name.
 
     Raises:
         RunError: where nothing could be run: no model, no prompt, no entry.
@@ -82,15 +85,16 @@ def run(
         trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
         if not any(trial.is_alive for trial in trials):
             return _record(folder, options, device, None, (), None, None, trials)
-        progress(f"loading {options.model}")
-        target = load_target(
-            options.model,
-            random_weights=options.random_weights,
-            loader=options.loader,
-            dtype=options.dtype,
-            device=device,
-            seed=options.seed,
-        )
+        if target is None:
+            progress(f"loading {options.model}")
+            target = load_target(
+                options.model,
+                random_weights=options.random_weights,
+                loader=options.loader,
+                dtype=options.dtype,
+                device=device,
+                seed=options.seed,
+            )
         plan = plan_drafts(options.drafter, target, options.block_size)
         _make_drafters(trials, folder, options, plan, target)
         prompts = make_prompts(target, options, plan.mask_token_id)
