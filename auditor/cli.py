@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import shlex
+import shutil
+import signal
 import sys
+import threading
+import traceback
 from pathlib import Path
 
 import click
@@ -15,27 +21,51 @@ CONFIDENCES = ("guess", "likely", "proven")
 
 
 class _Group(click.Group):
-    """Turns a caller's errors into one line and exit code 2."""
+    """Turns a caller's errors into one line, and whatever else ends a command early into exit code 2."""
 
     def invoke(self, ctx: click.Context) -> object:
+        for stream in (sys.stdout, sys.stderr):
+            # Code under scan holds characters that a terminal may lack.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        if threading.current_thread() is threading.main_thread():
+            # What is half-written is cleared away then, as after Ctrl-C.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return super().invoke(ctx)
-        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except (OSError, ValueError) as error:
             click.echo(f"error: {error}", err=True)
-            raise SystemExit(2) from None
+        except KeyboardInterrupt:
+            click.echo("error: interrupted", err=True)
+        except Exception:
+            # Left to Python it would exit with 1, which says that there are findings.
+            click.echo(f"{traceback.format_exc()}error: this is a fault of ddaudit", err=True)
+        raise SystemExit(2)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are used."""
+        return list(self.commands)
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, epilog="Start with `ddaudit demo`, or with `ddaudit scan` in your repository.")
 @click.version_option(package_name="ddaudit", prog_name="ddaudit")
 def main() -> None:
     """Find, fix and prove what keeps decoding research code from running on new model architectures."""
+
+
+def _width() -> int:
+    from ddaudit.auditor.report import WIDTH
+
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def _split(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name.strip() for value in values for name in value.split(","))
 
 
-@main.command()
+@main.command(short_help="Report brittle places; nothing is imported or executed.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(["text", "json", "jsonl"]), default="text", show_default=True)
 @click.option("--select", multiple=True, callback=_split, help="Only rules of these code prefixes or slugs.")
@@ -59,14 +89,24 @@ def scan(
     if form == "json":
         click.echo(report.json_object(result))
     else:
-        for line in report.json_lines(result) if form == "jsonl" else report.text(result):
+        for line in report.json_lines(result) if form == "jsonl" else report.text(result, _width()):
             click.echo(line)
+        step = report.next_step(result, _folder(paths))
+        if form == "text" and step:
+            click.echo(step)
         for entry in result.skipped:
             click.echo(report.skipped_line(entry), err=True)
     sys.exit(result.exit_code)
 
 
-@main.command()
+def _folder(paths: tuple[Path, ...]) -> str:
+    """The repository in a command to type next: the one folder that was named, if it was one."""
+    if not paths:
+        return ""
+    return shlex.quote(str(paths[0])) if len(paths) == 1 and paths[0].is_dir() else "REPOSITORY"
+
+
+@click.command(short_help="Print a rule's page, or list all rules.")
 @click.argument("rule", required=False)
 def explain(rule: str | None) -> None:
     """Say what RULE (a code or slug) finds, why it breaks and what the fix is; without RULE, list all."""
@@ -75,7 +115,8 @@ def explain(rule: str | None) -> None:
 
     if rule is None:
         for each in all_rules():
-            click.echo(report.rule_line(each))
+            for line in report.rule_entry(each, _width()):
+                click.echo(line)
         return
     for each in select_rules((rule,)):
         for line in report.rule_page(each):
@@ -86,3 +127,4 @@ main.add_command(fix)
 main.add_command(run)
 main.add_command(demo)
 main.add_command(matrix)
+main.add_command(explain)
