@@ -108,6 +108,9 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     cache = _ours(kwargs)
     if cache is None:
         return None
+    # Under the name this module knows: Mamba swallows `past_key_values` unread and decodes without a cache.
+    kwargs = {name: value for name, value in kwargs.items() if name not in _CACHE_ARGUMENTS}
+    kwargs[cache_argument(module)] = cache
     cache.open_window(module, kwargs)
     return (), kwargs
 
