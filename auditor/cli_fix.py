@@ -12,9 +12,10 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddaudit.auditor.edits import Fixed, Left
+    from ddaudit.auditor.fixing import Left
     from ddaudit.auditor.fork import Plan
     from ddaudit.auditor.placing import Placed
+    from ddaudit.auditor.settling import Fixed
 
 
 @click.command()

@@ -9,7 +9,7 @@ import os
 import re
 import tokenize
 import warnings
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -79,6 +79,12 @@ class SourceFile:
     def line_starts(self) -> list[int]:
         """Code-point offset of each line's first character, as the parser counts lines."""
         return [0] + [match.end() for match in NEWLINE.finditer(self.text)]
+
+    @cached_property
+    def newline(self) -> str:
+        """The newline of most lines."""
+        counts = Counter(NEWLINE.findall(self.text))
+        return counts.most_common(1)[0][0] if counts else "\n"
 
     @cached_property
     def _is_ascii(self) -> bool:
