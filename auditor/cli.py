@@ -33,20 +33,28 @@ class _Group(click.Group):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except (OSError, ValueError) as error:
             click.echo(f"error: {error}", err=True)
-        except KeyboardInterrupt:
-            click.echo("error: interrupted", err=True)
-        except Exception:
-            # Left to Python it would exit with 1, which says that there are findings.
-            click.echo(f"{traceback.format_exc()}error: this is a fault of ddaudit", err=True)
+        except (KeyboardInterrupt, Exception) as error:
+            if _is_interrupt(error):
+                click.echo("error: interrupted", err=True)
+            else:
+                # Left to Python it would exit with 1, which says that there are findings.
+                click.echo(f"{traceback.format_exc()}error: this is a fault of ddaudit", err=True)
         raise SystemExit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are used."""
         return list(self.commands)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether it is one, or stands for one: a parser's clean-up may raise in its place."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 @click.group(cls=_Group, epilog="Start with `ddaudit demo`, or with `ddaudit scan` in your repository.")

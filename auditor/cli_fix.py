@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddaudit.auditor.source import shown
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddaudit.auditor.edits import Fixed, Left
+    from ddaudit.auditor.fixing import Left
     from ddaudit.auditor.fork import Plan
     from ddaudit.auditor.placing import Placed
+    from ddaudit.auditor.settling import Fixed
 
 
 @click.command()
@@ -88,7 +91,7 @@ def _report(plan: Plan, placed: Placed | None, unsafe: bool) -> Iterator[str]:
 
 def _by_path(items: Iterable[Fixed | Left]) -> Iterator[str]:
     for path, group in groupby(items, key=lambda item: item.finding.path):
-        yield f"  {path}"
+        yield f"  {shown(path)}"
         for item in group:
             finding = item.finding
             place = f"{finding.span.line}:{finding.span.column}"
@@ -102,13 +105,13 @@ def _problems(plan: Plan, placed: Placed | None) -> Iterator[str]:
     for item in plan.skipped:
         if item.is_failure:
             detail = f" ({item.detail})" if item.detail else ""
-            yield f"not examined, copied as it is: {item.path}: {item.reason.value}{detail}"
+            yield f"not examined, copied as it is: {shown(item.path)}: {item.reason.value}{detail}"
     for path, reason in plan.settled.errors.items():
-        yield f"error: {path} was left as it was: {reason}"
+        yield f"error: {shown(path)} was left as it was: {reason}"
     for path in sorted(plan.settled.parser_only):
-        yield f"verified by parser only: {path}: this Python could not compile it before either"
+        yield f"verified by parser only: {shown(path)}: this Python could not compile it before either"
     for path, reason in (placed.not_copied if placed else {}).items():
-        yield f"not copied: {path}: {reason}"
+        yield f"not copied: {shown(path)}: {reason}"
 
 
 def _shown(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -102,6 +103,8 @@ def demo(json_path: Path | None) -> None:
             "get a checkout of ddaudit and, inside it: pip install -e '.[runtime]' && ddaudit demo",
         )
     _check_json_path(json_path)
+    # The model is so small that threads cost more than they bring, several times as much on a busy machine.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     _runtime()
     click.echo(f"1. scan {SAMPLE.name}, code written for Qwen3 and Transformers 4.57")
     for line in _finding_lines(scan([SAMPLE]).findings):

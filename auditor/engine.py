@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import FileFacts, learn
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
+from ddaudit.auditor.newer_syntax import newer_syntax
 from ddaudit.auditor.rule import Rule, select_rules
 from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
 from ddaudit.auditor.values import RANK
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+VERSION = ".".join(map(str, sys.version_info[:2]))
 
 
 @dataclass(frozen=True)
@@ -84,15 +88,20 @@ def _scan(
 ) -> ScanResult:
     trees: dict[str, ast.Module] = {}
     failed: list[Skipped] = []
+    broken: dict[str, str] = {}
     for path, source in sorted(sources.items()):
         try:
             tree = source.parse()
         except SyntaxError as error:
-            failed.append(Skipped(path, SkipReason.SYNTAX, f"line {error.lineno}: {error.msg}"))
+            broken[path] = f"line {error.lineno}: {error.msg}"
         except (ValueError, RecursionError, MemoryError) as error:
             failed.append(Skipped(path, SkipReason.SYNTAX, str(error) or "nested too deeply"))
         else:
             trees[path] = tree
+    newer = newer_syntax([sources[path] for path in broken])
+    for path, detail in broken.items():
+        why = f"{detail}; LibCST parses it: its syntax is newer than Python {VERSION}" if path in newer else detail
+        failed.append(Skipped(path, SkipReason.SYNTAX, why))
     findings: list[Finding] = []
     num_crashed = 0
     if any(_mentions(sources[path], rule.markers) for path in trees for rule in rules):

@@ -7,12 +7,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.auditor.edits import Settled, settle
 from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.entries import entries_of
 from ddaudit.auditor.patch import patch
 from ddaudit.auditor.report import tool_version
 from ddaudit.auditor.rule import all_rules
+from ddaudit.auditor.settling import Settled, settle
 from ddaudit.auditor.source import Skipped, read_tree
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddaudit.auditor.finding import Applicability, Confidence, Finding, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.rule_table import first_sentence, fixes, severities
+from ddaudit.auditor.source import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,7 +74,7 @@ def summary(result: ScanResult) -> dict[str, int]:
 def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
     """One line a finding, by file; each problem and remedy once; what happens; the summary."""
     for path, findings in groupby(result.findings, key=lambda finding: finding.path):
-        yield path
+        yield shown(path)
         for finding in findings:
             yield _clip(_row(finding), width)
         yield ""
@@ -139,7 +140,7 @@ def summary_line(result: ScanResult) -> str:
 
 def skipped_line(entry: Skipped) -> str:
     detail = f" ({entry.detail})" if entry.detail else ""
-    return f"not examined: {entry.path}: {entry.reason.value}{detail}"
+    return f"not examined: {shown(entry.path)}: {entry.reason.value}{detail}"
 
 
 def rule_entry(rule: Rule, width: int = WIDTH) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -463,6 +465,24 @@ def test_the_forks_folder_is_left_as_it_was(fork):
     run(fork, "--entry", "blocks:generate", "--entry", "others:raises")
     assert sorted(Path(fork).rglob("*")) == before
     assert not {"blocks", "others", "leaky"} & set(sys.modules)
+
+
+def test_the_demo_decodes_on_one_thread():
+    """More of them fight over so small a model: on two busy cores the demo took four times as long."""
+    code = """
+import sys
+from ddaudit.auditor import cli_run
+
+def stop(*_):
+    import torch
+    sys.exit(f"threads: {torch.get_num_threads()}")
+
+cli_run.run_folder = stop
+cli_run.demo([])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stderr.splitlines()[-1] == "threads: 1"
 
 
 def test_the_demo_does_the_whole_job(tmp_path):
