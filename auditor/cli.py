@@ -82,10 +82,18 @@ def _split(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
     "--min-confidence", type=click.Choice(CONFIDENCES), default="likely", show_default=True,
     help="How sure it must be that a name holds what it seems to.",
 )  # fmt: skip
+@click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
-    paths: tuple[Path, ...], form: str, select: tuple[str, ...], ignore: tuple[str, ...], min_confidence: str
+    paths: tuple[Path, ...],
+    form: str,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    min_confidence: str,
+    files: bool,
 ) -> None:
     """Report brittle places in PATHS (default: this folder). Nothing is imported or executed.
+
+    Of files alone, what their names hold is looked up in their whole repository, and only they are reported.
 
     Exit code 0: clean, 1: findings, 2: something could not be examined.
     """
@@ -93,6 +101,8 @@ def scan(
     from ddaudit.auditor.engine import scan as run_scan
     from ddaudit.auditor.finding import Confidence
 
+    if files and not paths:
+        return
     result = run_scan(paths or (Path("."),), select=select, ignore=ignore, min_confidence=Confidence(min_confidence))
     if form == "json":
         click.echo(report.json_object(result))

@@ -21,33 +21,48 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path), default=".")
+@click.argument("paths", nargs=-1, metavar="[REPOSITORY | FILES]", type=click.Path(path_type=Path))
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), help="Folder of the fork.  [default: patched/<name of SOURCE>]"
+    "--output", "-o", type=click.Path(path_type=Path), help="Folder of the fork.  [default: patched/<its name>]"
 )
-@click.option("--in-place", is_flag=True, help="Edit SOURCE itself instead of writing a fork.")
+@click.option(
+    "--in-place", is_flag=True, help="Edit the repository, or FILES and no others, instead of writing a fork."
+)
 @click.option("--diff", is_flag=True, help="Print the patch and write nothing.")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if something would change.")
 @click.option("--unsafe", is_flag=True, help="Also apply fixes that are right in the cases known: read the patch.")
-def fix(source: Path, output: Path | None, in_place: bool, diff: bool, check: bool, unsafe: bool) -> None:
-    """Write a patched fork of the repository SOURCE (default: this folder), which itself stays as it is.
+@click.option("--files", is_flag=True, help="For hooks: only FILES are meant, and there may be none.")
+def fix(
+    paths: tuple[Path, ...], output: Path | None, in_place: bool, diff: bool, check: bool, unsafe: bool, files: bool
+) -> None:
+    """Write a patched fork of REPOSITORY (default: this folder), which itself stays as it is.
 
     Nothing is imported or executed. The fork has every file, the patch as `ddaudit.patch`, and what was done and
     left, and why, in `ddaudit.json`.
 
+    FILES go with `--in-place`, `--diff` and `--check`. What their names hold is looked up in their whole repository;
+    no other file is changed or reported.
+
     Exit code 0: nothing is left to do, 1: findings are left, 2: something could not be examined or fixed. With
     `--diff` and `--check` 1 says that something would change, whatever is left.
     """
-    from ddaudit.auditor.fork import plan_fix
+    from ddaudit.auditor.fork import plan_fix, plan_fix_files
     from ddaudit.auditor.placing import check_target, write_fork, write_in_place
 
+    if files and not paths:
+        return
     if in_place and output:
         raise ValueError("`--in-place` writes no fork, so there is no `--output`: choose one of the two")
+    source, *more = paths or (Path("."),)
     writes = not (diff or check)
     target = output or Path("patched") / source.resolve().name
+    if any(path.is_dir() for path in paths) and (more or files):
+        raise ValueError("`fix` takes one repository's root folder, or files")
+    if writes and not in_place and (more or source.is_file()):
+        raise ValueError(f"{source} is not a folder, and a fork is of a whole repository: ask for `--in-place`?")
     if writes and not in_place and source.is_dir():
         check_target(source, target)
-    plan = plan_fix(source, unsafe=unsafe)
+    plan = plan_fix_files(paths, unsafe=unsafe) if more or source.is_file() else plan_fix(source, unsafe=unsafe)
     if diff:
         sys.stdout.buffer.write(plan.patch)
         sys.stdout.buffer.flush()
@@ -59,16 +74,16 @@ def fix(source: Path, output: Path | None, in_place: bool, diff: bool, check: bo
             placed = write_fork(plan, target)
     except OSError as error:
         raise ValueError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
-    for line in _report(plan, placed, unsafe):
+    for line in _report(plan, placed, unsafe, whole=source.is_dir()):
         click.echo(line, err=diff)
-    for line in _problems(plan, placed):
+    for line in _problems(plan, placed, whole=source.is_dir()):
         click.echo(line, err=True)
     if plan.exit_code == 2 or (placed and placed.not_copied):
         sys.exit(2)
     sys.exit(plan.exit_code if writes else int(bool(plan.changes)))
 
 
-def _report(plan: Plan, placed: Placed | None, unsafe: bool) -> Iterator[str]:
+def _report(plan: Plan, placed: Placed | None, unsafe: bool, whole: bool) -> Iterator[str]:
     settled = plan.settled
     if settled.fixed:
         yield "fixed"
@@ -76,10 +91,9 @@ def _report(plan: Plan, placed: Placed | None, unsafe: bool) -> Iterator[str]:
     if settled.left:
         yield "left, with the reason (lines as in the fixed files)" if plan.changes else "left, with the reason"
         yield from _by_path(settled.left)
-    yield (
-        f"{len(settled.fixed)} fixed in {_count(len(plan.changes), 'file')}, {len(settled.left)} left, "
-        f"{_count(len(plan.entries), 'entry point')}: {', '.join(entry.name for entry in plan.entries) or 'none found'}"
-    )
+    names = ", ".join(entry.name for entry in plan.entries) or "none found"
+    entries = f", {_count(len(plan.entries), 'entry point')}: {names}" if whole else ""
+    yield f"{len(settled.fixed)} fixed in {_count(len(plan.changes), 'file')}, {len(settled.left)} left{entries}"
     if not unsafe and any(item.finding.applicability.value == "unsafe" for item in settled.left):
         yield "some of what is left has a fix that a person should read: --unsafe"
     if placed:
@@ -101,11 +115,13 @@ def _by_path(items: Iterable[Fixed | Left]) -> Iterator[str]:
                 yield f"             {what}"
 
 
-def _problems(plan: Plan, placed: Placed | None) -> Iterator[str]:
+def _problems(plan: Plan, placed: Placed | None, whole: bool) -> Iterator[str]:
     for item in plan.skipped:
-        if item.is_failure:
+        # What is left out by choice was named, if files were.
+        if item.is_failure or not whole:
             detail = f" ({item.detail})" if item.detail else ""
-            yield f"not examined, copied as it is: {shown(item.path)}: {item.reason.value}{detail}"
+            fate = ", copied as it is" if placed else ""
+            yield f"not examined{fate}: {shown(item.path)}: {item.reason.value}{detail}"
     for path, reason in plan.settled.errors.items():
         yield f"error: {shown(path)} was left as it was: {reason}"
     for path in sorted(plan.settled.parser_only):

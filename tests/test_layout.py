@@ -155,6 +155,8 @@ def test_readme_tree_is_complete() -> None:
 
 def test_hooks_call_commands_that_exist() -> None:
     yaml = pytest.importorskip("yaml")
+    from click.testing import CliRunner
+
     from ddaudit.auditor.cli import main
 
     hooks = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
@@ -164,6 +166,9 @@ def test_hooks_call_commands_that_exist() -> None:
         assert program in settings()["project"]["scripts"]
         assert command in main.commands
         assert hook["language"] == "python"
+        # The names of the files follow, and there may be none.
+        assert "pass_filenames" not in hook
+        assert CliRunner().invoke(main, hook["entry"].split()[1:]).exit_code == 0
         assert hook["types_or"] == ["python", "jupyter"]
         assert hook["require_serial"] is True
 
