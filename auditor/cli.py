@@ -2,51 +2,86 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import sys
+import threading
+import traceback
 from pathlib import Path
 
 import click
 
 from ddaudit.auditor.cli_fix import fix
+from ddaudit.auditor.cli_matrix import matrix
+from ddaudit.auditor.cli_options import rule_options, typed, width
 from ddaudit.auditor.cli_run import demo, run
 
 CONFIDENCES = ("guess", "likely", "proven")
 
 
 class _Group(click.Group):
-    """Turns a caller's errors into one line and exit code 2."""
+    """Turns a caller's errors into one line, and whatever else ends a command early into exit code 2."""
 
     def invoke(self, ctx: click.Context) -> object:
+        for stream in (sys.stdout, sys.stderr):
+            # Code under scan holds characters that a terminal may lack.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        if threading.current_thread() is threading.main_thread():
+            # What is half-written is cleared away then, as after Ctrl-C.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return super().invoke(ctx)
-        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except (OSError, ValueError) as error:
             click.echo(f"error: {error}", err=True)
-            raise SystemExit(2) from None
+        except (KeyboardInterrupt, Exception) as error:
+            if _is_interrupt(error):
+                click.echo("error: interrupted", err=True)
+            else:
+                # Left to Python it would exit with 1, which says that there are findings.
+                click.echo(f"{traceback.format_exc()}error: this is a fault of ddaudit", err=True)
+        raise SystemExit(2)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are used."""
+        return list(self.commands)
 
 
-@click.group(cls=_Group)
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether it is one, or stands for one: a parser's clean-up may raise in its place."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+@click.group(cls=_Group, epilog="Start with `ddaudit demo`, or with `ddaudit scan` in your repository.")
 @click.version_option(package_name="ddaudit", prog_name="ddaudit")
 def main() -> None:
     """Find, fix and prove what keeps decoding research code from running on new model architectures."""
 
 
-def _split(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name.strip() for value in values for name in value.split(","))
-
-
-@main.command()
+@main.command(short_help="Report brittle places; nothing is imported or executed.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(["text", "json", "jsonl"]), default="text", show_default=True)
-@click.option("--select", multiple=True, callback=_split, help="Only rules of these code prefixes or slugs.")
-@click.option("--ignore", multiple=True, callback=_split, help="Not rules of these code prefixes or slugs.")
+@rule_options
 @click.option(
     "--min-confidence", type=click.Choice(CONFIDENCES), default="likely", show_default=True,
     help="How sure it must be that a name holds what it seems to.",
 )  # fmt: skip
+@click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
-    paths: tuple[Path, ...], form: str, select: tuple[str, ...], ignore: tuple[str, ...], min_confidence: str
+    paths: tuple[Path, ...],
+    form: str,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    min_confidence: str,
+    files: bool,
 ) -> None:
     """Report brittle places in PATHS (default: this folder). Nothing is imported or executed.
+
+    Of files alone, what their names hold is looked up in their whole repository, and only they are reported.
 
     Exit code 0: clean, 1: findings, 2: something could not be examined.
     """
@@ -54,18 +89,30 @@ def scan(
     from ddaudit.auditor.engine import scan as run_scan
     from ddaudit.auditor.finding import Confidence
 
+    if files and not paths:
+        return
     result = run_scan(paths or (Path("."),), select=select, ignore=ignore, min_confidence=Confidence(min_confidence))
     if form == "json":
         click.echo(report.json_object(result))
     else:
-        for line in report.json_lines(result) if form == "jsonl" else report.text(result):
+        for line in report.json_lines(result) if form == "jsonl" else report.text(result, width()):
             click.echo(line)
+        step = report.next_step(result, _folder(paths))
+        if form == "text" and step:
+            click.echo(step)
         for entry in result.skipped:
             click.echo(report.skipped_line(entry), err=True)
     sys.exit(result.exit_code)
 
 
-@main.command()
+def _folder(paths: tuple[Path, ...]) -> str:
+    """The repository in a command to type next: the one folder that was named, if it was one."""
+    if not paths:
+        return ""
+    return typed(paths) if len(paths) == 1 and paths[0].is_dir() else "REPOSITORY"
+
+
+@click.command(short_help="Print a rule's page, or list all rules.")
 @click.argument("rule", required=False)
 def explain(rule: str | None) -> None:
     """Say what RULE (a code or slug) finds, why it breaks and what the fix is; without RULE, list all."""
@@ -74,7 +121,8 @@ def explain(rule: str | None) -> None:
 
     if rule is None:
         for each in all_rules():
-            click.echo(report.rule_line(each))
+            for line in report.rule_entry(each, width()):
+                click.echo(line)
         return
     for each in select_rules((rule,)):
         for line in report.rule_page(each):
@@ -84,3 +132,5 @@ def explain(rule: str | None) -> None:
 main.add_command(fix)
 main.add_command(run)
 main.add_command(demo)
+main.add_command(matrix)
+main.add_command(explain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "research_repo"
 
 
-@click.command()
+@click.command(short_help="Run a fork's generating functions against plain decoding.")
 @click.argument("folder", metavar="FORK", type=click.Path(path_type=Path))
 @click.option("--model", required=True, help="Target: a folder, a hub id (downloads), or a built-in profile.")
 @click.option("--random-weights", is_flag=True, help="Build the model's architecture without its checkpoint.")
@@ -43,8 +44,10 @@ SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "research_repo"
     "--prompts", "prompt_file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File of prompts, one a line.",
 )  # fmt: skip
-@click.option("--num-prompts", default=3, show_default=True, help="Random prompts.")
-@click.option("--prompt-tokens", default=32, show_default=True, help="Length of a random prompt.")
+@click.option("--num-prompts", type=click.IntRange(min=1), default=3, show_default=True, help="Random prompts.")
+@click.option(
+    "--prompt-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Length of a random prompt."
+)
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--block-size", type=click.IntRange(min=1), help="Draft block; default: the drafter configuration's.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
@@ -80,7 +83,7 @@ def run(
     _finish(record, json_path)
 
 
-@click.command()
+@click.command(short_help="The whole job on a small example.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the run's record here.")
 def demo(json_path: Path | None) -> None:
     """The whole job on a small example: scan our sample repository, fix it, run the fork, print the verdict.
@@ -100,6 +103,8 @@ def demo(json_path: Path | None) -> None:
             "get a checkout of ddaudit and, inside it: pip install -e '.[runtime]' && ddaudit demo",
         )
     _check_json_path(json_path)
+    # The model is so small that threads cost more than they bring, several times as much on a busy machine.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     _runtime()
     click.echo(f"1. scan {SAMPLE.name}, code written for Qwen3 and Transformers 4.57")
     for line in _finding_lines(scan([SAMPLE]).findings):
@@ -151,7 +156,10 @@ def _runtime() -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "ddaudit":
             raise
-        _stop(f"`{error.name}` is not installed, and this command decodes", "pip install 'ddaudit[runtime]'")
+        _stop(
+            f"`{error.name}` is not installed, and this command decodes",
+            "in a checkout of ddaudit: pip install -e '.[runtime]'",
+        )
 
 
 def _check_json_path(path: Path | None) -> None:

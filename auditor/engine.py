@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import FileFacts, learn
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
+from ddaudit.auditor.newer_syntax import newer_syntax
 from ddaudit.auditor.parts import divide, scan_parts
 from ddaudit.auditor.rule import Rule, all_rules, select_rules
+from ddaudit.auditor.selection import select_files
 from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
 from ddaudit.auditor.values import RANK
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+VERSION = ".".join(map(str, sys.version_info[:2]))
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,12 @@ class ScanResult:
         wanted = (Applicability.SAFE, Applicability.UNSAFE) if unsafe else (Applicability.SAFE,)
         return tuple(finding for finding in self.findings if finding.fix and finding.applicability in wanted)
 
+    def only(self, names: frozenset[str]) -> ScanResult:
+        """What concerns these files."""
+        skipped = tuple(entry for entry in self.skipped if entry.path in names)
+        findings = tuple(finding for finding in self.findings if finding.path in names)
+        return ScanResult(findings, skipped, len(names) - len({entry.path for entry in skipped}))
+
     @property
     def exit_code(self) -> int:
         return 2 if self.failed else 1 if self.findings else 0
@@ -48,13 +59,21 @@ def scan(
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
 ) -> ScanResult:
-    """Scan files and folders together: facts of one file serve the others.
+    """Scan files and folders together: facts of one file serve the others. Of files alone only their own findings
+    are given, and the facts are those of their repository.
 
     Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule.
     """
-    select_rules(select, ignore)
-    tree = read_tree(paths)
-    return scan_sources(tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence)
+    rules = select_rules(select, ignore)
+    selection = None if any(path.is_dir() for path in paths) else select_files(paths, markers(rules))
+    tree = selection.tree if selection else read_tree(paths)
+    result = scan_sources(tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence)
+    return result.only(selection.names) if selection else result
+
+
+def markers(rules: Iterable[Rule]) -> frozenset[str]:
+    """Without any of these strings a file has no finding."""
+    return frozenset(marker for rule in rules for marker in rule.markers)
 
 
 def scan_sources(
@@ -85,24 +104,31 @@ def _scan(sources: Mapping[str, SourceFile], codes: tuple[str, ...]) -> ScanResu
     rules = [rule for rule in all_rules() if rule.code in codes]
     trees: dict[str, ast.Module] = {}
     failed: list[Skipped] = []
+    broken: dict[str, str] = {}
     for path, source in sorted(sources.items()):
         try:
             tree = source.parse()
         except SyntaxError as error:
-            failed.append(Skipped(path, SkipReason.SYNTAX, f"line {error.lineno}: {error.msg}"))
+            broken[path] = f"line {error.lineno}: {error.msg}"
         except (ValueError, RecursionError, MemoryError) as error:
             failed.append(Skipped(path, SkipReason.SYNTAX, str(error) or "nested too deeply"))
         else:
             trees[path] = tree
+    newer = newer_syntax([sources[path] for path in broken])
+    for path, detail in broken.items():
+        why = f"{detail}; LibCST parses it: its syntax is newer than Python {VERSION}" if path in newer else detail
+        failed.append(Skipped(path, SkipReason.SYNTAX, why))
     findings: list[Finding] = []
     num_crashed = 0
     if any(_mentions(sources[path], rule.markers) for path in trees for rule in rules):
         for file in learn({path: (sources[path], tree) for path, tree in trees.items()}):
             try:
-                findings += _visit(file, rules)
+                found = list(_visit(file, rules))
             except RecursionError:
                 num_crashed += 1
                 failed.append(Skipped(file.source.path, SkipReason.CRASH, "an expression is nested too deeply"))
+            else:
+                findings += found
     return ScanResult(tuple(findings), tuple(failed), len(trees) - num_crashed)
 
 

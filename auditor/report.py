@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.auditor.finding import Applicability, Finding
+from ddaudit.auditor.finding import Applicability, Confidence, Finding, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.rule_table import first_sentence, fixes, severities
+from ddaudit.auditor.source import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ddaudit.auditor.engine import ScanResult
     from ddaudit.auditor.source import Skipped
 
-MARKS = {Applicability.SAFE: "[fix]", Applicability.UNSAFE: "[fix --unsafe]", Applicability.DISPLAY_ONLY: ""}
+WIDTH = 110
+"""Columns of the text, where the terminal is not narrower."""
+MARKS = {Applicability.SAFE: "[fix]", Applicability.UNSAFE: "[unsafe]", Applicability.DISPLAY_ONLY: ""}
+HAPPENS = {
+    Severity.ERROR: "it raises on the target",
+    Severity.SILENT: "it runs, and the result is wrong or the line has no effect",
+    Severity.PORT: "it works for some loaders and model families only",
+    Severity.WARN: "it is deprecated and still works",
+}
 
 
 def tool_version() -> str:
@@ -33,7 +45,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 def json_lines(result: ScanResult) -> Iterator[str]:
     for finding in result.findings:
-        yield json.dumps(finding_json(finding), ensure_ascii=False)
+        yield json.dumps(finding_json(finding))
 
 
 def json_object(result: ScanResult) -> str:
@@ -45,7 +57,7 @@ def json_object(result: ScanResult) -> str:
         ],
         "summary": summary(result),
     }
-    return json.dumps(record, ensure_ascii=False, indent=2)
+    return json.dumps(record, indent=2)
 
 
 def summary(result: ScanResult) -> dict[str, int]:
@@ -59,26 +71,68 @@ def summary(result: ScanResult) -> dict[str, int]:
     }
 
 
-def text(result: ScanResult) -> Iterator[str]:
-    """Findings by file, then the summary."""
+def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
+    """One line a finding, by file; each problem and remedy once; what happens; the summary."""
     for path, findings in groupby(result.findings, key=lambda finding: finding.path):
-        yield path
+        yield shown(path)
         for finding in findings:
-            mark = MARKS[finding.applicability]
-            place = f"{finding.span.line}:{finding.span.column}"
-            sure = "" if finding.confidence.value == "proven" else f" ({finding.confidence.value})"
-            head = f"  {place:<8} {finding.code} {finding.slug:<20} {finding.severity.value:<6}{sure} {mark}"
-            yield head.rstrip()
-            yield f"           {finding.expr[:90]}"
-            yield f"           {finding.message}"
+            yield clip(_row(finding), width)
+        yield ""
+    if result.findings:
+        yield "what to do"
+        yield from _remedies(result.findings, width)
+        yield ""
+        yield "what happens"
+        counts = Counter(finding.severity for finding in result.findings)
+        for severity in (severity for severity in Severity if counts[severity]):
+            yield f"  {counts[severity]:>3} {severity.value:<6}  {HAPPENS[severity]}"
         yield ""
     yield summary_line(result)
+
+
+def next_step(result: ScanResult, folder: str) -> str:
+    """What to do after a scan of `folder`, the repository as the caller named it; empty where nothing was found."""
+    if not result.findings:
+        return ""
+    if result.fixable():
+        return f"next: ddaudit fix {folder}".rstrip()
+    by_hand = "what is left is for a person; `ddaudit explain CODE` prints a rule's page"
+    return f"next: ddaudit fix --unsafe {folder}".rstrip() if result.fixable(unsafe=True) else f"next: {by_hand}"
+
+
+def _row(finding: Finding) -> str:
+    place = f"{finding.span.line}:{finding.span.column}"
+    sure = "" if finding.confidence is Confidence.PROVEN else f"({finding.confidence.value}) "
+    mark = MARKS[finding.applicability]
+    return f"  {place:<8} {finding.code} {finding.slug:<22} {finding.severity.value:<6} {mark:<8} {sure}{finding.expr}"
+
+
+def _remedies(findings: Sequence[Finding], width: int) -> Iterator[str]:
+    """Every message once, under its rule."""
+    for code in sorted({finding.code for finding in findings}):
+        found = [finding for finding in findings if finding.code == code]
+        yield f"  {code} {found[0].slug}, {len(found)} here"
+        for message in dict.fromkeys(finding.message for finding in found):
+            yield from wrap(message, width, "    ", "      ")
+
+
+def clip(line: str, width: int) -> str:
+    """The line, cut where it is longer."""
+    return line if len(line) <= width else line[: max(width - 3, 0)] + "..."
+
+
+def wrap(line: str, width: int, first: str, others: str) -> list[str]:
+    """The line broken between words, each part with its indent."""
+    return textwrap.wrap(
+        line, max(width, 40), initial_indent=first, subsequent_indent=others,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def summary_line(result: ScanResult) -> str:
     counts = summary(result)
     line = (
-        f"{_count(counts['findings'], 'finding')} in {_count(counts['scanned'], 'file')} scanned"
+        f"{count(counts['findings'], 'finding')} in {count(counts['scanned'], 'file')} scanned"
         f" ({counts['skipped']} skipped, {counts['failed']} failed)"
     )
     if counts["findings"]:
@@ -88,17 +142,18 @@ def summary_line(result: ScanResult) -> str:
 
 def skipped_line(entry: Skipped) -> str:
     detail = f" ({entry.detail})" if entry.detail else ""
-    return f"not examined: {entry.path}: {entry.reason.value}{detail}"
+    return f"not examined: {shown(entry.path)}: {entry.reason.value}{detail}"
 
 
-def rule_line(rule: Rule) -> str:
-    mark = "fix" if rule.has_fix else ""
-    return f"{rule.code}  {rule.slug:<24} {rule.severity.value:<7} {mark:<4} {rule.message.partition(':')[0]}"
+def rule_entry(rule: Rule, width: int = WIDTH) -> Iterator[str]:
+    """The rule in the list of all: its name, then what it finds."""
+    yield _rule_head(rule)
+    yield from wrap(first_sentence(rule.page), width, "    ", "    ")
 
 
 def rule_page(rule: Rule) -> Iterator[str]:
     """What `explain` prints: the rule's own words, then its examples."""
-    yield f"{rule.code} {rule.slug} ({rule.severity.value})"
+    yield _rule_head(rule)
     yield ""
     yield rule.page
     for example in rule.EXAMPLES:
@@ -110,9 +165,14 @@ def rule_page(rule: Rule) -> Iterator[str]:
             yield _indent(example.fixed_text)
 
 
+def _rule_head(rule: Rule) -> str:
+    return f"{rule.code} {rule.slug} ({severities(rule)}; fix: {fixes(rule)})"
+
+
 def _indent(code: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in code.rstrip().splitlines())
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -22,7 +22,7 @@ def rule_table() -> str:
     """One row a rule, as Markdown: code, slug, severity, the fixes its own examples get, what it finds."""
     rows = ["| code | rule | what happens | fix | finds |", "|---|---|---|---|---|"]
     for rule in all_rules():
-        cells = (rule.code, f"`{rule.slug}`", _severities(rule), _fixes(rule), _first_sentence(rule.page))
+        cells = (rule.code, f"`{rule.slug}`", severities(rule), fixes(rule), first_sentence(rule.page))
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows)
 
@@ -44,16 +44,19 @@ def _findings(rule: Rule) -> list[tuple[str, str]]:
     ]
 
 
-def _severities(rule: Rule) -> str:
+def severities(rule: Rule) -> str:
+    """What happens, over the rule's own examples."""
     return ", ".join(sorted({rule.severity.value} | {severity for severity, _ in _findings(rule)}))
 
 
-def _fixes(rule: Rule) -> str:
+def fixes(rule: Rule) -> str:
+    """The kinds of fix that the rule's own examples get."""
     made = {applicability for _, applicability in _findings(rule)}
     return ", ".join(kind for kind in ("safe", "unsafe") if kind in made) or "by hand"
 
 
-def _first_sentence(page: str) -> str:
+def first_sentence(page: str) -> str:
+    """What a rule finds, without the full stop."""
     text = " ".join(page.split("\n\n")[0].split())
     return re.split(r"(?<=[.:]) ", text)[0].rstrip(".:")
 

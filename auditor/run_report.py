@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord
 
+_WIDTH = 110
 _COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
 
 
@@ -22,9 +24,8 @@ def format_run(record: RunRecord) -> str:
     """What ran on what, one row an entry, its stages, and why a verdict is not `identical`."""
     lines = [
         f"fork      {record.fork}",
-        f"model     {record.model}, {record.dtype or 'no dtype'} on {record.device}",
-        f"drafter   {record.drafter}",
-        f"prompts   {_describe_prompts(record)}",
+        f"model     {record.model}" + (f", {record.dtype} on {record.device}" if record.dtype else ""),
+        *([f"drafter   {record.drafter}", f"prompts   {_describe_prompts(record)}"] if record.prompt_lengths else []),
         f"versions  ddaudit {record.ddaudit_version}, torch {record.torch_version}, "
         f"transformers {record.transformers_version}",
     ]
@@ -62,8 +63,6 @@ def _conclusion(record: RunRecord) -> str:
 
 
 def _describe_prompts(record: RunRecord) -> str:
-    if not record.prompt_lengths:
-        return "none"
     low, high = min(record.prompt_lengths), max(record.prompt_lengths)
     length = f"{low}" if low == high else f"{low} to {high}"
     return (
@@ -124,7 +123,8 @@ def _details(entry: EntryRecord) -> list[str]:
     lines = []
     if entry.stage_s:
         stages = ", ".join(f"{name} {seconds:.3g}" for name, seconds in entry.stage_s.items())
-        lines.append(f"  seconds ({'its own clock' if entry.stage_source == 'entry' else 'measured'}): {stages}")
+        clock = "its own clock" if entry.stage_source == "entry" else "measured"
+        lines += textwrap.wrap(f"  seconds ({clock}): {stages}", _WIDTH, subsequent_indent="    ")
     if entry.error:
         lines.append(f"  error: {entry.error}")
         if entry.remedy:

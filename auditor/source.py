@@ -7,9 +7,10 @@ import bisect
 import codecs
 import os
 import re
+import stat
 import tokenize
 import warnings
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -81,6 +82,12 @@ class SourceFile:
         return [0] + [match.end() for match in NEWLINE.finditer(self.text)]
 
     @cached_property
+    def newline(self) -> str:
+        """The newline of most lines."""
+        counts = Counter(NEWLINE.findall(self.text))
+        return counts.most_common(1)[0][0] if counts else "\n"
+
+    @cached_property
     def _is_ascii(self) -> bool:
         return self.text.isascii()
 
@@ -126,6 +133,11 @@ class SourceFile:
         return at < len(self.comments) and self.comments[at] < end
 
 
+def shown(path: str) -> str:
+    """A path as it may be printed: a name can hold line breaks, commands to the terminal and bytes of no encoding."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in path)
+
+
 def decode(path: str, data: bytes) -> SourceFile:
     """Text of a file's bytes; raises SyntaxError or ValueError where they are not what the file declares."""
     # By universal newlines: a lone CR ends the line that may declare the encoding.
@@ -149,15 +161,15 @@ class Tree:
     skipped: tuple[Skipped, ...]
 
 
-def read_tree(paths: Sequence[Path]) -> Tree:
-    """Files at or below `paths`. Paths of the result are relative to the one folder given, or to what they share.
+def read_tree(paths: Sequence[Path], root: Path | None = None) -> Tree:
+    """Files at or below `paths`. Paths of the result are relative to `root`: the one folder given, or what they share.
 
     Raises FileNotFoundError for a path that does not exist and ValueError where no Python file is found.
     """
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist")
-    root = _root(paths)
+    root = root or shared_root(paths)
     sources: dict[str, SourceFile] = {}
     skipped: dict[str, Skipped] = {}
     for file in _discover(paths, root, skipped):
@@ -165,10 +177,14 @@ def read_tree(paths: Sequence[Path]) -> Tree:
         if name in sources or name in skipped:
             continue
         try:
-            if (size := file.stat().st_size) > MAX_BYTES:
-                skipped[name] = Skipped(name, SkipReason.TOO_LARGE, f"{size} bytes, the limit is {MAX_BYTES}")
-                continue
-            sources[name] = decode(name, file.read_bytes())
+            status = file.stat()
+            if not stat.S_ISREG(status.st_mode):
+                # Reading a pipe waits for its writer, a device may never end.
+                skipped[name] = Skipped(name, SkipReason.UNREADABLE, "it is no regular file")
+            elif status.st_size > MAX_BYTES:
+                skipped[name] = Skipped(name, SkipReason.TOO_LARGE, f"{status.st_size} bytes, the limit is {MAX_BYTES}")
+            else:
+                sources[name] = decode(name, file.read_bytes())
         except OSError as error:
             skipped[name] = Skipped(name, SkipReason.UNREADABLE, error.strerror or str(error))
         except (SyntaxError, ValueError, LookupError) as error:
@@ -178,7 +194,8 @@ def read_tree(paths: Sequence[Path]) -> Tree:
     return Tree(root, dict(sorted(sources.items())), tuple(sorted(skipped.values())))
 
 
-def _root(paths: Sequence[Path]) -> Path:
+def shared_root(paths: Sequence[Path]) -> Path:
+    """The one folder among `paths`, else the working folder where all lie below it, else the folder they share."""
     if len(paths) == 1 and paths[0].is_dir():
         return paths[0].resolve()
     folders = [path.resolve() if path.is_dir() else path.resolve().parent for path in paths]
@@ -207,14 +224,15 @@ def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) ->
                     _relative(entry, root), SkipReason.UNREADABLE, "a loop of links"
                 )
                 continue
-            if entry.is_symlink() and not real.is_relative_to(root):
-                if entry.suffix == ".py" or real.is_dir():
+            # By `os.path`, which says no where a folder may not be entered; pathlib raises.
+            if os.path.islink(entry) and not real.is_relative_to(root):
+                if entry.suffix == ".py" or os.path.isdir(real):
                     name = _relative(entry, root)
                     skipped[name] = Skipped(name, SkipReason.SYMLINK, "it leaves the scanned folder")
                 continue
             if real in seen:
                 continue
-            if entry.is_dir():
+            if os.path.isdir(entry):
                 seen.add(real)
                 try:
                     for child in _children(entry, root, skipped):
@@ -231,12 +249,15 @@ def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) ->
                 yield entry
 
 
+def is_excluded(folder: Path) -> bool:
+    return folder.name in EXCLUDED or folder.name.endswith(".egg-info") or os.path.exists(folder / "pyvenv.cfg")
+
+
 def _children(folder: Path, root: Path, skipped: dict[str, Skipped]) -> Iterator[Path]:
     for child in sorted(folder.iterdir(), reverse=True):
         if child.name in MACHINERY:
             continue
-        excluded = child.name in EXCLUDED or child.name.endswith(".egg-info") or (child / "pyvenv.cfg").exists()
-        if excluded and child.is_dir():
+        if is_excluded(child) and os.path.isdir(child):
             name = _relative(child, root)
             skipped[name] = Skipped(name, SkipReason.EXCLUDED, "not the repository's own source")
         else:

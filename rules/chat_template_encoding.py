@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.finding import Applicability, Confidence, Edit, Fix, Severity
+from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind, Value
 
@@ -152,9 +152,9 @@ def _measures(use: ast.AST, file: FileFacts) -> bool:
 
 
 def _fix(call: ast.Call, file: FileFacts) -> Fix | str:
-    end = file.offsets(call)[1] - 1
-    last = max((file.offsets(item)[1] for item in (*call.args, *call.keywords)), default=end)
     if not call.args and not call.keywords:
         return "the call has no arguments"
+    inner = file.text(call).removesuffix(")").rstrip()
+    space = " " if inner.endswith(",") else ", "
     reason = "ids on every release, as the code takes them"
-    return Fix((Edit(last, last, ", return_dict=False"),), Applicability.SAFE, reason)
+    return Fix((file.edit(call, f"{inner}{space}return_dict=False)"),), Applicability.SAFE, reason)

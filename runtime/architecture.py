@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 # Phi; Mamba; LFM2, whose final norm is called after the embedding.
 _FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "final_norm", "embedding_norm")
 
+_LAYER_LISTS = ("layers", "h", "blocks")
+# Marks on tensors: which layer's output it is, and the last layer's output behind a normed state.
+_LAYER = "_ddaudit_layer"
 _RESIDUAL = "_ddaudit_residual"
 
 
@@ -56,7 +60,9 @@ def decoder(model: nn.Module) -> nn.Module:
 
 def _layer_list(module: nn.Module, num_layers: int) -> nn.ModuleList | None:
     lists = [child for child in module.children() if isinstance(child, nn.ModuleList)]
-    return next((child for child in lists if len(child) == num_layers), None)
+    # LongCat counts two attention layers in each decoder layer, so the number alone does not find them all.
+    named = [getattr(module, name, None) for name in _LAYER_LISTS]
+    return next((child for child in lists if len(child) == num_layers or any(child is each for each in named)), None)
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -85,19 +91,24 @@ def final_norm(model: nn.Module) -> nn.Module:
     raise ValueError(f"{type(stack).__name__} has no final norm under any of the names {', '.join(_FINAL_NORMS)}")
 
 
-def keep_residual(stack: nn.Module, norm: nn.Module) -> None:
-    """Hook a decoder so that `layer_output` finds the last layer's output behind the normed state it returns."""
-    residual: list[torch.Tensor] = []
+def keep_layer_outputs(model: nn.Module) -> None:
+    """Hook a model so that `layer_output` finds each layer's output, also the last one behind the final norm."""
+    stack, layers = decoder(model), decoder_layers(model)
+    last: list[torch.Tensor] = []
 
-    def before_norm(module: nn.Module, args: tuple[Any, ...]) -> None:
-        residual[:] = args[:1]
+    def after_layer(index: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        state = output[0] if isinstance(output, tuple) else output
+        setattr(state, _LAYER, index)
+        if index == len(layers) - 1:
+            last[:] = [state]
 
     # On the decoder's own output: GPT-2 returns a view of what its norm returned.
     def after_stack(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if residual:
-            setattr(output[0], _RESIDUAL, residual.pop())
+        if last:
+            setattr(output[0], _RESIDUAL, last.pop())
 
-    norm.register_forward_pre_hook(before_norm)
+    for index, layer in enumerate(layers):
+        layer.register_forward_hook(partial(after_layer, index))
     stack.register_forward_hook(after_stack)
 
 
@@ -122,10 +133,12 @@ def layer_output(outputs: Any, layer_id: int) -> torch.Tensor:
     index = layer_id + num_layers if layer_id < 0 else layer_id
     if not 0 <= index < num_layers:
         raise ValueError(f"layer {layer_id} asked of a model with {num_layers} decoder layers")
-    state = states[index + 1]
+    # Most models put the embeddings first, Mamba does not: a marked state is found wherever it stands.
+    marked = (state for state in states if getattr(state, _LAYER, None) == index)
+    state = next(marked, states[index + 1])
     if state is None:
         raise ValueError(f"the forward did not keep the output of layer {layer_id}: name it in `output_hidden_states`")
-    if index == num_layers - 1:
+    if index == num_layers - 1 and getattr(state, _LAYER, None) != index:
         state = getattr(state, _RESIDUAL, None)
         if state is None:
             raise ValueError(

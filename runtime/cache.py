@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from ddaudit.runtime import takeover
 from ddaudit.runtime.architecture import decoder, text_config, unwrap
+from ddaudit.runtime.attention import keep_attention_window
 from ddaudit.runtime.history import History, Tokens
-from ddaudit.runtime.layers import GatedDeltaLayer, keep_attention_window
 from ddaudit.runtime.window import Window
 
 if TYPE_CHECKING:
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers.cache_utils import Cache
 
+    from ddaudit.runtime.recurrent import RecurrentWindow
+
 
 # The stand-in for layers that keep nothing (shared K/V, MoE-only layers) came with 5.18.
 _STATELESS = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))
+_RECURRENT = (
+    LinearAttentionLayer,
+    cache_utils.LinearAttentionAndFullAttentionLayer,
+    cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
+)
 _UNFINISHED = "an earlier forward with this cache did not finish: its state is lost, make a new cache"
 
 
@@ -37,17 +45,30 @@ class VerifiableCache(DynamicCache):
     def __init__(self, model: nn.Module, max_length: int | None = None) -> None:
         model = unwrap(model)
         super().__init__(config=model.config)
-        self.layers = _fresh_layers(model)
+        self._start_empty(model)
         self.max_length = max_length
         self.window: Window | None = None
         self._model = weakref.ref(model)
         self._forward_of: int | None = None
         self._history = History()
+        self._committed = 0
         self._feeding: Tokens | None = None
+        self._holds_images = False
+        self._tree_mask: torch.Tensor | None = None
 
-    @property
-    def recurrent_layers(self) -> list[GatedDeltaLayer]:
-        return [layer for layer in self.layers if isinstance(layer, GatedDeltaLayer)]
+    def _start_empty(self, model: nn.Module) -> None:
+        mixers = takeover.install(model)
+        self.layers = DynamicCache(config=model.config).layers
+        for index, layer in enumerate(self.layers):
+            _check_exact(layer, index, mixers, model)
+            if isinstance(layer, DynamicSlidingWindowLayer):
+                layer.activate_past_recording()
+        self.recurrent: dict[int, RecurrentWindow] = {
+            index: mixers[index].window(layer)
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer, LinearAttentionLayer)
+        }
+        """The open window of each layer that has a recurrent part, by the layer's number."""
 
     @property
     def _sliding(self) -> list[DynamicSlidingWindowLayer]:
@@ -56,11 +77,17 @@ class VerifiableCache(DynamicCache):
     @property
     def _forgets(self) -> bool:
         """Whether a layer drops what going back over a closed window would need."""
-        return bool(self.recurrent_layers or self._sliding)
+        return bool(self.recurrent or self._sliding)
 
     @property
     def is_croppable(self) -> bool:
         return True
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens held, those of the open window included once its forward is done."""
+        if any(isinstance(layer, DynamicLayer) for layer in self.layers):
+            return int(super().get_seq_length(layer_idx))
+        return self._committed + (self.window.length if self.window and self._forward_of is None else 0)
 
     # -- the forward ------------------------------------------------------------------------------------------
 
@@ -71,12 +98,12 @@ class VerifiableCache(DynamicCache):
             if self._forward_of is not None:
                 raise RuntimeError(_UNFINISHED)
             self._settle()
+            self._start_window(module, kwargs)
             self._forward_of = id(module)
-            self._start_window(kwargs)
         if self._sliding and module is decoder(self._live_model()):
-            self._mask_sliding_layers(kwargs)
+            self._mask_windowed_layers(kwargs)
 
-    def _start_window(self, kwargs: dict[str, Any]) -> None:
+    def _start_window(self, module: nn.Module, kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids")
         fed = ids if ids is not None else kwargs["inputs_embeds"]
         start, length = self.get_seq_length(), fed.shape[1]
@@ -86,50 +113,74 @@ class VerifiableCache(DynamicCache):
                 f"max_length={self.max_length}"
             )
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
-            self._refuse_flash_attention()
-            needs_tree = bool(self.recurrent_layers or self._sliding)
-            window = Window.from_mask(mask, start, length) if needs_tree else Window(start, length, None)
+        self._tree_mask = mask if isinstance(mask, torch.Tensor) and mask.dim() == 4 else None
+        if self._tree_mask is not None:
+            self._refuse_unmasked_attention(module)
+            needs_tree = bool(self.recurrent or self._sliding)
+            window = Window.from_mask(self._tree_mask, start, length) if needs_tree else Window(start, length, None)
         else:
-            if isinstance(mask, torch.Tensor) and self.recurrent_layers and not bool(mask.all()):
+            if isinstance(mask, torch.Tensor) and self.recurrent and not bool(mask.all()):
                 raise ValueError(
                     "the attention mask marks padding, which a recurrent layer would fold into its state: "
                     "decode prompts of different lengths one by one"
                 )
             window = Window.chain(start, length)
-        if positions is None and window.parents is not None and not window.is_chain:
-            kwargs["position_ids"] = positions = start + torch.tensor([window.depths], device=fed.device)
+        self._holds_images = self._holds_images or any(name.startswith("pixel_values") for name in kwargs)
+        if positions is None and window.parents is not None and self._may_number(module):
+            kwargs["position_ids"] = positions = window.positions(fed.device)
         self.window = window
-        self._feeding = None if ids is None or kwargs.get("pixel_values") is not None else Tokens(ids, positions)
-        for layer in self.recurrent_layers:
-            layer.open(window)
+        self._feeding = None if ids is None or self._holds_images else Tokens(ids, positions)
+        for recurrent in self.recurrent.values():
+            recurrent.open(window)
+
+    def _may_number(self, module: nn.Module) -> bool:
+        # Stock code numbers a tree's nodes one after the other, and Bamba's (5.24) counts a continuation from zero.
+        # Image tokens are numbered by their own rules, which stay the model's.
+        return not self._holds_images and "position_ids" in inspect.signature(module.forward).parameters
 
     def forward_done(self, module: nn.Module) -> None:
         if self._forward_of == id(module):
-            self._forward_of = None
+            self._forward_of = self._tree_mask = None
 
-    def _mask_sliding_layers(self, kwargs: dict[str, Any]) -> None:
-        # Research code builds one mask for all layers; Transformers takes one for each layer type.
-        mask, window = kwargs.get("attention_mask"), self.window
-        if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or window is None:
+    def _mask_windowed_layers(self, kwargs: dict[str, Any]) -> None:
+        # Research code builds one mask for all layers; Transformers takes one for each layer type, as wide as what
+        # that type's layers still hold.
+        mask, window = self._tree_mask, self.window
+        if mask is None or window is None:
             return
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        size = self._sliding[0].sliding_window
-        at = window.start + torch.tensor(window.depths, device=mask.device)
+        at = window.positions(mask.device)[0]
         keys = torch.cat([torch.arange(window.start, device=mask.device), at])
-        near = at[:, None] - keys[None, :] < size
-        sliding = (visible & near)[..., max(window.start - size + 1, 0) :]
-        if mask.dtype != torch.bool:
-            sliding = torch.zeros_like(sliding, dtype=mask.dtype).masked_fill(~sliding, torch.finfo(mask.dtype).min)
-        by_type = {"full_attention": mask, "sliding_attention": sliding}
-        kwargs["attention_mask"] = sliding if len(self._sliding) == len(self.layers) else by_type
+        kinds = dict.fromkeys(_layer_type(self._live_model(), index) for index in range(len(self.layers)))
+        masks: dict[str, torch.Tensor | None] = dict.fromkeys(kinds)
+        for index, layer in enumerate(self.layers):
+            kind = _layer_type(self._live_model(), index)
+            if masks[kind] is not None:
+                continue
+            if isinstance(layer, DynamicSlidingWindowLayer):
+                size = layer.sliding_window
+                chunked = kind == "chunked_attention"
+                near = at[:, None] // size == keys // size if chunked else at[:, None] - keys < size
+                seen = (visible & near)[..., max(window.start - size + 1, 0) :]
+                masks[kind] = seen if mask.dtype == torch.bool else _additive(seen, mask.dtype)
+            elif isinstance(layer, DynamicLayer):
+                masks[kind] = mask
+        kwargs["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _refuse_flash_attention(self) -> None:
-        implementation = str(getattr(text_config(self._live_model()), "_attn_implementation", ""))
+    def _refuse_unmasked_attention(self, module: nn.Module) -> None:
+        config = text_config(self._live_model())
+        implementation = str(getattr(config, "_attn_implementation", ""))
         if "flash" in implementation:
             raise ValueError(
                 f"`{implementation}` cannot take a tree mask and would ignore it: load the target with "
                 'attn_implementation="sdpa"'
+            )
+        attends = any(isinstance(layer, DynamicLayer) for layer in self.layers)
+        takes_positions = "position_ids" in inspect.signature(module.forward).parameters
+        if attends and (not takes_positions or getattr(config, "alibi", False)):
+            raise ValueError(
+                f"{type(module).__name__} takes no positions for its tokens but counts their places in the cache, "
+                "where the branches of a tree stand behind each other: verify one chain at a time"
             )
 
     # -- going back -------------------------------------------------------------------------------------------
@@ -145,27 +196,23 @@ class VerifiableCache(DynamicCache):
         window = self.window
         if window is None:
             raise ValueError("no window is open: it was closed already, or no forward has run with this cache")
-        if self.recurrent_layers:
+        if self.recurrent:
             window.check_path(indices)
         history = self._history.extended(self._feeding, indices) if self._forgets else self._history
-        if len(indices) < window.length and any(layer.folds_window for layer in self.recurrent_layers):
+        if len(indices) < window.length and any(recurrent.is_folded for recurrent in self.recurrent.values()):
             self._replay(history, window.start + len(indices))
         else:
             self._close_layers(window.length, indices)
             self._history, self.window = history, None
+            self._committed = window.start + len(indices)
 
     def _close_layers(self, length: int, indices: Sequence[int]) -> None:
-        paths: dict[torch.device, torch.Tensor] = {}
+        path = tuple(indices)
         for layer in self.layers:
-            device = getattr(layer, "device", None)
-            if device is None:
-                continue
-            if device not in paths:
-                paths[device] = torch.tensor(indices, dtype=torch.long, device=device)
-            if isinstance(layer, GatedDeltaLayer):
-                layer.close(paths[device])
-            elif isinstance(layer, DynamicLayer):
-                keep_attention_window(layer, length, paths[device])
+            if isinstance(layer, DynamicLayer):
+                keep_attention_window(layer, length, path)
+        for recurrent in self.recurrent.values():
+            recurrent.close(path)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens, exactly.
@@ -192,8 +239,9 @@ class VerifiableCache(DynamicCache):
 
     def reset(self) -> None:
         # Made anew: up to 5.17 a stock layer's `reset` zeroes its entries and keeps counting them.
-        self.layers = _fresh_layers(self._live_model())
-        self.window, self._forward_of, self._history = None, None, History()
+        self._start_empty(self._live_model())
+        self.window, self._forward_of, self._history, self._committed = None, None, History(), 0
+        self._holds_images = False
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._settle()
@@ -204,7 +252,7 @@ class VerifiableCache(DynamicCache):
         window = self.window
         if window is None:
             return
-        if self.recurrent_layers and not window.is_chain:
+        if self.recurrent and not window.is_chain:
             raise ValueError(
                 "a tree of tokens is still open, and a recurrent layer cannot keep all its branches: "
                 "call `keep_in_cache` with the accepted nodes, or `crop_cache`, before the next forward"
@@ -229,24 +277,20 @@ class VerifiableCache(DynamicCache):
         return model
 
 
-def _fresh_layers(model: nn.Module) -> list[Any]:
-    mixers = takeover.install(model)
-    stock = DynamicCache(config=model.config).layers
-    return [_verifiable(layer, index, mixers, model) for index, layer in enumerate(stock)]
-
-
-def _verifiable(layer: Any, index: int, mixers: dict[int, type[nn.Module]], model: nn.Module) -> Any:
-    if type(layer) is LinearAttentionLayer and index in mixers:
-        return GatedDeltaLayer(layer.number_of_states)
-    if type(layer) is DynamicSlidingWindowLayer and _layer_type(model, index) != "chunked_attention":
-        layer.activate_past_recording()
-        return layer
-    if type(layer) in (DynamicLayer, *_STATELESS):
-        return layer
+def _check_exact(layer: Any, index: int, mixers: dict[int, takeover.Mixer], model: nn.Module) -> None:
+    kind = _layer_type(model, index)
+    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, *_STATELESS):
+        return
+    if type(layer) in _RECURRENT and index in mixers:
+        return
     raise NotImplementedError(
-        f"layer {index} of {type(model).__name__} (`{_layer_type(model, index)}`, cached as {type(layer).__name__}) "
-        "has no exact way to verify and take back tokens here, and is not run approximately"
+        f"layer {index} of {type(model).__name__} (`{kind}`, cached as {type(layer).__name__}) has no exact way to "
+        "verify and take back tokens here, and is not run approximately"
     )
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def _layer_type(model: nn.Module, index: int) -> str:
@@ -282,10 +326,10 @@ def crop_cache(cache: Cache, length: int) -> None:
     if isinstance(cache, VerifiableCache):
         cache.truncate(length)
         return
+    _refuse_recurrent(cache)
     held = cache.get_seq_length()
     if not 0 <= length <= held:
         raise ValueError(f"cannot keep {length} tokens of a cache that holds {held}")
-    _refuse_recurrent(cache)
     if length < held:
         cache.crop(length - held)
 
@@ -317,7 +361,7 @@ def keep_in_cache(cache: Cache, past_length: int, indices: Sequence[int] | torch
         if isinstance(layer, DynamicSlidingWindowLayer) and layer.cumulative_length >= layer.sliding_window:
             raise ValueError("a sliding-window layer of this cache has dropped what a tree needs: use `make_cache`")
         if isinstance(layer, DynamicLayer):
-            keep_attention_window(layer, length, torch.tensor(nodes, dtype=torch.long, device=layer.keys.device))
+            keep_attention_window(layer, length, tuple(nodes))
 
 
 def _refuse_recurrent(cache: Cache) -> None:

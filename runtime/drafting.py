@@ -125,7 +125,8 @@ def _named_config(spec: str) -> dict[str, Any]:
 def _derived_config(target: Target) -> dict[str, Any]:
     """A small block drafter of the target's width, for targets that no profile pairs with one."""
     own = text_config(target.model)
-    num_heads = own.num_attention_heads
+    # Mamba has no attention heads, Bloom no longest text.
+    num_heads = getattr(own, "num_attention_heads", 4)
     return {
         "model_type": "qwen3",
         "num_hidden_layers": 2,
@@ -137,7 +138,7 @@ def _derived_config(target: Target) -> dict[str, Any]:
         "num_key_value_heads": num_heads,
         "head_dim": max(2, own.hidden_size // num_heads),
         "vocab_size": own.vocab_size,
-        "max_position_embeddings": own.max_position_embeddings,
+        "max_position_embeddings": getattr(own, "max_position_embeddings", 4096),
         "rms_norm_eps": 1e-6,
         "rope_theta": _rope_theta(own),
     }

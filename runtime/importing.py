@@ -62,7 +62,8 @@ def load_function(folder: Path, module_name: str, qualname: str) -> tuple[Callab
             found = getattr(found, part)
         except AttributeError:
             raise RunError(
-                f"`{module_name}` has no `{qualname}`", "name an entry that exists: `--entry module:function`"
+                f"`{module_name}` has no `{qualname}`",
+                "name one that exists; without `--entry` those that are found by reading are run",
             ) from None
     if not callable(found):
         raise RunError(f"`{module_name}:{qualname}` is not callable", "name a function: `--entry module:function`")

@@ -33,7 +33,7 @@ def load_profile(name: str) -> Profile:
     if name not in _all_names():
         raise RunError(
             f"`{name}` is no folder, no hub id (`owner/name`) and no built-in profile",
-            f"built-in profiles: {', '.join(_all_names())}",
+            f"name a checkpoint's folder, a hub id, or one of the built-in profiles: {', '.join(_all_names())}",
         )
     data = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return Profile(name=name, **data)

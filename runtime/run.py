@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -65,8 +66,11 @@ def run(
     arguments: Sequence[Argument],
     options: RunOptions,
     progress: Callable[[str], None] = lambda text: None,
+    target: Target | None = None,
 ) -> RunRecord:
     """Plain decoding, then each entry, over the prompts. An entry that fails does not stop the others.
+
+    `target` stands in for the one that the options name.
 
     Raises:
         RunError: where nothing could be run: no model, no prompt, no entry.
@@ -76,21 +80,26 @@ def run(
             f"no entry point was found in `{folder.name}`", "name a function that generates: `--entry module:function`"
         )
     device = choose_device(options.device)
-    with isolated_imports(folder):
+    # A mistake in it would otherwise show only after the model is loaded and has decoded.
+    describe_drafter(options.drafter)
+    with isolated_imports(folder), warnings.catch_warnings():
+        # A scan says so at each place (DDA403), and no fix renames it: the new name needs Transformers 5.24.
+        warnings.filterwarnings("ignore", r"`past_key_values` is deprecated", FutureWarning)
         imported = _import_entries(entries, folder)
         calls = expand({entry: found.parameters for entry, found in imported.items()}, arguments)
         trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
         if not any(trial.is_alive for trial in trials):
             return _record(folder, options, device, None, (), None, None, trials)
-        progress(f"loading {options.model}")
-        target = load_target(
-            options.model,
-            random_weights=options.random_weights,
-            loader=options.loader,
-            dtype=options.dtype,
-            device=device,
-            seed=options.seed,
-        )
+        if target is None:
+            progress(f"loading {options.model}")
+            target = load_target(
+                options.model,
+                random_weights=options.random_weights,
+                loader=options.loader,
+                dtype=options.dtype,
+                device=device,
+                seed=options.seed,
+            )
         plan = plan_drafts(options.drafter, target, options.block_size)
         _make_drafters(trials, folder, options, plan, target)
         prompts = make_prompts(target, options, plan.mask_token_id)

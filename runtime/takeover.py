@@ -1,4 +1,4 @@
-"""What `make_cache` installs on a model: hooks that open windows, and tree-aware kernels in recurrent mixers.
+"""What `make_cache` installs on a model: hooks that open windows, and a detour in the recurrent mixers.
 
 All of it stands aside when a forward runs without a cache of ours, so the stock model is there for comparison.
 """
@@ -6,51 +6,83 @@ All of it stands aside when a forward runs without a cache of ours, so the stock
 from __future__ import annotations
 
 import inspect
-import re
-import types
 import weakref
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.runtime.architecture import decoder, final_norm, keep_residual, unwrap
+from ddaudit.runtime.architecture import decoder, keep_layer_outputs, text_config
+from ddaudit.runtime.delta_window import GatedDeltaWindow, tree_forward
 from ddaudit.runtime.kernels import serve_cpu
+from ddaudit.runtime.recurrent import MixerCall, RecurrentWindow, SteppedWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch import nn
+    from transformers.cache_utils import LinearAttentionLayer
 
     from ddaudit.runtime.cache import VerifiableCache
-    from ddaudit.runtime.layers import GatedDeltaLayer
 
 # Transformers 5.24 renamed the models' `past_key_values` and the mixers' `cache_params` to `cache`.
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-
-_DELTA_RULE = re.compile(r"(chunk|recurrent)_gated_delta_rule$")
-_CONVOLUTION = re.compile(r"causal_conv1d_(fn|update)$")
-
-_installed: weakref.WeakKeyDictionary[nn.Module, dict[int, type[nn.Module]]] = weakref.WeakKeyDictionary()
+_STATE_CALLS = ("update_conv_state", "update_recurrent_state")
 
 
-def install(model: nn.Module) -> dict[int, type[nn.Module]]:
-    """Prepare `model` for `VerifiableCache`, once; returns the mixer class of each layer with an exact method."""
-    model = unwrap(model)
+@dataclass(frozen=True)
+class Mixer:
+    """The recurrent mixer of one layer, found by its use of the cache."""
+
+    kind: str
+    over_tree: Callable[..., Any] | None
+    """Its forward over a `GatedDeltaWindow`, for gated delta rules."""
+
+    def window(self, layer: LinearAttentionLayer) -> RecurrentWindow:
+        return SteppedWindow(layer) if self.over_tree is None else GatedDeltaWindow(layer, self.over_tree)
+
+
+_installed: weakref.WeakKeyDictionary[nn.Module, dict[int, Mixer]] = weakref.WeakKeyDictionary()
+
+
+def install(model: nn.Module) -> dict[int, Mixer]:
+    """Prepare `model` for `VerifiableCache`, once; returns the recurrent mixer of each layer that has one.
+
+    Raises:
+        ValueError: where the decoder takes no cache, or reads in both directions.
+        NotImplementedError: where one layer has two, whose states could not be told apart, or the state is kept
+            elsewhere (xLSTM, RecurrentGemma).
+    """
     if model not in _installed:
-        serve_cpu(model)
         stack = decoder(model)
+        cache_argument(stack)
+        # GPT-NeoX leaves `is_decoder` at False and is one: only an encoder stack reads both ways.
+        if not getattr(text_config(model), "is_decoder", True) and type(stack).__name__.endswith("Encoder"):
+            raise ValueError(f"{type(model).__name__} reads its text in both directions (`is_decoder` is False)")
+        found = [module for module in stack.modules() if _is_recurrent(module)]
+        if getattr(model, "_is_stateful", False) and not found:
+            raise NotImplementedError(
+                f"{type(model).__name__} keeps a recurrent state outside of the cache, or in one of its own"
+            )
+        mixers = {module.layer_idx: Mixer(type(module).__name__, tree_forward(module)) for module in found}
+        if len(mixers) < len(found):
+            names = sorted({type(module).__name__ for module in found})
+            raise NotImplementedError(
+                f"{type(model).__name__} has several recurrent mixers in a layer: {', '.join(names)}"
+            )
+        serve_cpu(model)
         for module in {model, stack}:
             module.register_forward_pre_hook(_before_forward, with_kwargs=True)
             module.register_forward_hook(_after_forward, with_kwargs=True)
-        keep_residual(stack, final_norm(model))
-        mixers = {}
-        for module in stack.modules():
-            kernels = _gated_delta_kernels(module)
-            if kernels:
-                module.forward = _tree_forward(module, kernels)
-                mixers[module.layer_idx] = type(module)
+        keep_layer_outputs(model)
+        for module in found:
+            module.forward = _detour(module)
         _installed[model] = mixers
     return _installed[model]
+
+
+def _is_recurrent(module: nn.Module) -> bool:
+    forward = inspect.unwrap(type(module).forward)
+    names = forward.__code__.co_names if inspect.isfunction(forward) else ()
+    return hasattr(module, "layer_idx") and any(call in names for call in _STATE_CALLS)
 
 
 def cache_argument(module: nn.Module) -> str:
@@ -72,66 +104,43 @@ def _ours(kwargs: dict[str, Any]) -> VerifiableCache | None:
 
 
 def _before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kwargs = _by_name(module.forward, args, kwargs)
     cache = _ours(kwargs)
     if cache is None:
         return None
-    names = list(inspect.signature(module.forward).parameters)
-    kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+    # Under the name this module knows: Mamba swallows `past_key_values` unread and decodes without a cache.
+    kwargs = {name: value for name, value in kwargs.items() if name not in _CACHE_ARGUMENTS}
+    kwargs[cache_argument(module)] = cache
     cache.open_window(module, kwargs)
     return (), kwargs
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    cache = _ours(kwargs)
+    cache = _ours(_by_name(module.forward, args, kwargs))
     if cache is not None:
         cache.forward_done(module)
 
 
-def _gated_delta_kernels(module: nn.Module) -> dict[str, Callable[..., Any]]:
-    """The kernels that a gated delta rule mixer's forward calls by name, empty for any other module."""
-    if not hasattr(module, "layer_idx"):
-        return {}
-    forward = inspect.unwrap(type(module).forward)
-    names = forward.__code__.co_names
-    delta = {name for name in names if _DELTA_RULE.search(name)}
-    convolution = {name for name in names if _CONVOLUTION.search(name)}
-    if not delta or not convolution:
-        return {}
-    return {name: forward.__globals__[name] for name in delta | convolution if name in forward.__globals__}
+def _by_name(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = inspect.signature(forward).parameters if args else ()
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _tree_forward(mixer: nn.Module, kernels: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The stock forward of `mixer` with its kernels handed to the layer's cache.
-
-    The kernels are globals of the modelling module (5.17 to 5.24), so the stock code runs over a copy of those
-    globals: projections, gates and head layouts stay each family's own.
-    """
+def _detour(mixer: nn.Module) -> Callable[..., Any]:
     stock = mixer.forward
-    plain = inspect.unwrap(type(mixer).forward)
-    current: list[GatedDeltaLayer] = []
-
-    def convolve(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        return current[-1].convolve(kernel, *args, **kwargs)
-
-    def delta_rule(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-        return current[-1].delta_rule(kernel, *args, **kwargs)
-
-    replaced = {
-        name: partial(delta_rule if _DELTA_RULE.search(name) else convolve, kernel) for name, kernel in kernels.items()
-    }
-    over_tree = types.FunctionType(
-        plain.__code__, {**plain.__globals__, **replaced}, plain.__name__, plain.__defaults__, plain.__closure__
-    )
-    over_tree.__kwdefaults__ = plain.__kwdefaults__
+    fed_as = next(iter(inspect.signature(stock).parameters))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        cache = _ours(kwargs)
+        named = _by_name(stock, args, kwargs)
+        cache = _ours(named)
         if cache is None:
             return stock(*args, **kwargs)
-        current.append(cache.layers[mixer.layer_idx])
-        try:
-            return over_tree(mixer, *args, **kwargs)
-        finally:
-            current.pop()
+        name = next(name for name in _CACHE_ARGUMENTS if named.get(name) is cache)
+        del named[name]
+        # Padding was refused when the window was opened, and a tree's mask is not for this layer.
+        if "attention_mask" in named:
+            named["attention_mask"] = None
+        call = MixerCall(mixer, stock, name, named.pop(fed_as), named)
+        return cache.recurrent[mixer.layer_idx].run(call)
 
     return forward

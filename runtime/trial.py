@@ -62,13 +62,16 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str]:
         return str(error), error.remedy
     text = f"{type(error).__name__}: {error}".strip()
     root = folder.resolve()
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(root)]
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in stack if Path(f.filename).is_relative_to(root)]
     if frames:
         text += f" ({Path(frames[-1].filename).relative_to(root).as_posix()}:{frames[-1].lineno})"
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return text, "lower `--max-new-tokens`, `--prompt-tokens` or the entry's own budget"
     if isinstance(error, SystemExit):
         return text, "the entry ends the program itself: name a function that generates, not a script's `main`"
+    if isinstance(error, NotImplementedError) and Path(stack[-1].filename).parent == Path(__file__).parent:
+        return text, "no fix changes that: take a target of other layer kinds; the README's limits name the exact ones"
     return text, "`ddaudit scan` names the places that break on this architecture, `ddaudit fix` mends them"
 
 

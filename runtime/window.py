@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 ROOT = -1
 """The parent of a node that directly follows the committed tokens."""
+
+
+@lru_cache(maxsize=8)
+def node_index(nodes: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """`nodes` as an index on `device`; every layer of a model asks for the same few."""
+    # Outside of inference mode, so that a cached index serves there too.
+    with torch.inference_mode(False):
+        return torch.tensor(nodes, dtype=torch.long, device=device)
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,20 @@ class Window:
         for parent in self._known_parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
+
+    def positions(self, device: torch.device) -> torch.Tensor:
+        """`[1, length]`: each node's place in the text of its own path."""
+        if self.is_chain:
+            return torch.arange(self.start, self.end, device=device)[None]
+        return self.start + torch.tensor([self.depths], device=device)
+
+    @cached_property
+    def levels(self) -> tuple[list[int], ...]:
+        """The nodes of each depth, from those that follow the committed tokens to the deepest."""
+        levels: list[list[int]] = [[] for _ in range(max(self.depths, default=-1) + 1)]
+        for node, depth in enumerate(self.depths):
+            levels[depth].append(node)
+        return tuple(levels)
 
     @property
     def _known_parents(self) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ import weakref
 import pytest
 import torch
 import transformers
-from tiny_models import EXACT, GATED_DELTA, VOCABULARY, gpt2, harden, qwen3, qwen3_5
+from tiny_models import COMMON, EXACT, RECURRENT, VOCABULARY, gpt2, harden, qwen3, qwen3_5
 
 from ddaudit.runtime import crop_cache, keep_in_cache, make_cache
-from ddaudit.runtime.layers import LONG_WINDOW
+from ddaudit.runtime.recurrent import LONG_WINDOW
 from ddaudit.runtime.takeover import cache_argument
 from ddaudit.runtime.window import ROOT, Window
 
@@ -25,7 +25,7 @@ def model(request):
     return built(request.param)
 
 
-@pytest.fixture(params=list(GATED_DELTA))
+@pytest.fixture(params=list(RECURRENT))
 def hybrid(request):
     return built(request.param)
 
@@ -199,7 +199,7 @@ def test_the_stock_model_is_left_as_it_was(hybrid):
     make_cache(hybrid)
     assert torch.equal(fresh(hybrid, ids), expected)
     stock = transformers.DynamicCache(config=hybrid.config)
-    torch.testing.assert_close(forward(hybrid, stock, ids[:, :11]), expected[:, :11])
+    assert_same(forward(hybrid, stock, ids[:, :11]), expected[:, :11])
 
 
 def test_inside_and_outside_of_inference_mode(model):
@@ -266,6 +266,16 @@ def test_a_forward_that_failed_leaves_a_cache_that_says_so(hybrid):
         crop_cache(cache, 0)
 
 
+def test_a_forward_that_was_refused_leaves_the_cache_as_it_was(hybrid):
+    prompt, nodes = text(6, seed=57), text(3, seed=58)
+    cache = make_cache(hybrid)
+    forward(hybrid, cache, prompt)
+    no_tree = torch.ones(1, 1, 3, 9, dtype=torch.bool)
+    with pytest.raises(ValueError, match="not a tree"):
+        forward(hybrid, cache, nodes, attention_mask=no_tree)
+    assert_same(forward(hybrid, cache, nodes), fresh(hybrid, torch.cat([prompt, nodes], 1))[:, -3:])
+
+
 def test_going_back_over_embeddings_is_refused(hybrid):
     cache = make_cache(hybrid)
     with torch.no_grad():
@@ -279,10 +289,10 @@ def test_going_back_over_embeddings_is_refused(hybrid):
 
 @pytest.mark.parametrize("length", [-1, 9])
 def test_a_length_the_cache_does_not_hold_is_refused(model, length):
-    for cache in (make_cache(model), transformers.DynamicCache(config=model.config)):
-        forward(model, cache, text(8, seed=40))
-        with pytest.raises(ValueError, match=f"cannot keep {length} tokens"):
-            crop_cache(cache, length)
+    cache = make_cache(model)
+    forward(model, cache, text(8, seed=40))
+    with pytest.raises(ValueError, match=f"cannot keep {length} tokens"):
+        crop_cache(cache, length)
 
 
 def test_a_stock_cache_with_recurrent_layers_is_refused(hybrid):
@@ -300,6 +310,8 @@ def test_stock_caches_of_attention_models_are_cut_too(made):
     cache = made()
     prompt, nodes, more = text(9, seed=42), text(len(TREE), seed=43), text(3, seed=44)
     forward(model, cache, torch.cat([prompt, prompt], 1))
+    with pytest.raises(ValueError, match="cannot keep 19 tokens of a cache that holds 18"):
+        crop_cache(cache, 19)
     crop_cache(cache, 9)
     verify_tree(model, cache, nodes)
     keep_in_cache(cache, 9, path_to(8))
@@ -325,13 +337,25 @@ def test_flash_attention_with_a_tree_mask_is_refused():
 
 
 def test_layers_without_an_exact_method_are_named():
-    config = transformers.FalconH1Config(
-        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-    )
-    config.mamba_d_ssm, config.mamba_n_heads, config.mamba_d_head = 64, 4, 16
-    model = harden(transformers.FalconH1ForCausalLM(config))
-    with pytest.raises(NotImplementedError, match="layer 0 of FalconH1ForCausalLM"):
+    model = harden(transformers.MiniMaxForCausalLM(transformers.MiniMaxConfig(**COMMON, num_local_experts=2)))
+    with pytest.raises(NotImplementedError, match="layer 1 of MiniMaxForCausalLM"):
         make_cache(model)
+
+
+def test_a_state_outside_of_the_cache_is_refused():
+    config = transformers.RecurrentGemmaConfig(**COMMON, block_types=["recurrent", "attention"], lru_width=64)
+    with pytest.raises(NotImplementedError, match="RecurrentGemmaForCausalLM keeps a recurrent state outside"):
+        make_cache(transformers.RecurrentGemmaForCausalLM(config))
+
+
+def test_trees_are_refused_where_positions_cannot_be_given():
+    """MPT's ALiBi counts places in the cache, where the branches of a tree stand behind each other."""
+    config = transformers.MptConfig(vocab_size=VOCABULARY, d_model=64, n_heads=4, n_layers=2)
+    model = harden(transformers.MptForCausalLM(config))
+    cache = make_cache(model)
+    forward(model, cache, text(4, seed=55))
+    with pytest.raises(ValueError, match="one chain at a time"):
+        forward(model, cache, text(3, seed=56), attention_mask=torch.ones(1, 1, 3, 7, dtype=torch.bool).tril(4))
 
 
 def test_crop_of_code_not_yet_ported_takes_a_length_or_a_count(hybrid):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ddaudit.auditor.edits import settle
 from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.settling import settle
 from ddaudit.auditor.source import SourceFile
 
 MODEL = "from transformers import PreTrainedModel\n\ndef f(m: PreTrainedModel, x, k):\n"

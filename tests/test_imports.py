@@ -7,9 +7,11 @@ import textwrap
 import pytest
 from toy_rules import MAKE_CACHE, Rename, edit, finding, scanner
 
-from ddaudit.auditor.edits import apply_fixes, settle, splice
+from ddaudit.auditor.edits import splice
 from ddaudit.auditor.finding import Import
+from ddaudit.auditor.fixing import apply_fixes
 from ddaudit.auditor.imports import add_imports, drop_unused
+from ddaudit.auditor.settling import settle
 from ddaudit.auditor.source import SourceFile
 
 LINE = "from ddaudit.runtime import make_cache"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,21 @@ class Chain:
 """
 
 
+# A model that the runtime refuses, and a refusal of the repository's own.
+REFUSED = """
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from ddaudit.runtime import make_cache
+
+def generate(target, input_ids, max_new_tokens):
+    config = RecurrentGemmaConfig(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                  num_attention_heads=2, lru_width=16)
+    make_cache(RecurrentGemmaForCausalLM(config))
+
+def own(target, input_ids, max_new_tokens):
+    raise NotImplementedError("beams")
+"""
+
+
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory):
     folder = tmp_path_factory.mktemp("forks") / "blocks"
@@ -172,6 +190,23 @@ def test_a_fork_that_leaks_state_is_lossy(fork):
     assert "instead of" in output
 
 
+def test_the_old_keyword_is_no_warning_of_a_run(fork):
+    """The scan names each place, and the first of them would stand in the middle of the run's output."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(fork, "--entry", "leaky:leak")
+    assert [each for each in caught if "past_key_values" in str(each.message)] == []
+
+
+def test_a_layer_kind_without_exact_rollback_is_not_a_finding_to_fix(fork):
+    """`scan` and `fix` cannot mend what the runtime refuses, so the remedy must not send the user there."""
+    (fork / "refused.py").write_text(REFUSED)
+    code, _, record = run(fork, "--entry", "refused:generate", "--entry", "refused:own")
+    refused, own = record.entries
+    assert code == 2 and "outside of the cache" in refused.error and "other layer kinds" in refused.remedy
+    assert "ddaudit scan" in own.remedy
+
+
 def test_the_same_code_is_right_on_full_attention(fork, tmp_path):
     """What makes the leak is the architecture, not the comparison."""
     qwen3().save_pretrained(tmp_path / "qwen3")
@@ -206,6 +241,7 @@ def test_a_fork_that_does_not_import_loads_no_model(fork):
     code, output, record = run(fork, "--entry", "broken:f", model=("--model", "no-such-model"))
     assert code == 2 and record.plain is None and record.entries[0].verdict == "error"
     assert "pip install no_such_package_2" in output
+    assert "model     not loaded: no entry imports\nversions " in output
 
 
 def test_generators_lists_and_other_names_are_understood(fork):
@@ -279,8 +315,6 @@ def test_entries_are_found_without_being_named(fork):
         (["--entry", "blocks"], "module:function"),
         (["--arg", "beam"], "name=value"),
         (["--prompt", "hello"], "has no tokenizer"),
-        (["--num-prompts", "0"], "nothing to run"),
-        (["--prompt-tokens", "0"], "nothing to run"),
         (["--json", "no/such/folder/r.json"], "no folder"),
     ],
 )
@@ -288,6 +322,17 @@ def test_bad_input_is_an_error_with_a_remedy(fork, arguments, message):
     code, output, record = run(fork, "--entry", "blocks:generate", *arguments)
     assert code == 2 and record is None
     assert message in output and "remedy:" in output
+
+
+@pytest.mark.parametrize("option", ["--num-prompts", "--prompt-tokens", "--max-new-tokens"])
+def test_no_prompt_is_refused_before_the_model_loads(fork, option):
+    code, output, record = run(fork, option, "0")
+    assert code == 2 and record is None and "loading" not in output
+    assert f"'{option}': 0 is not in the range x>=1" in output
+
+
+def test_a_mistaken_drafter_is_refused_before_the_model_loads(fork):
+    assert "loading" not in run(fork, "--drafter", "scripted:2")[1]
 
 
 def test_no_folder_and_no_entry_are_errors(tmp_path):
@@ -303,7 +348,7 @@ def test_without_torch_the_command_says_what_to_install(fork, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     code, output, _ = run(fork, "--entry", "blocks:generate")
-    assert code == 2 and "pip install 'ddaudit[runtime]'" in output
+    assert code == 2 and "pip install -e '.[runtime]'" in output
 
 
 def test_records_survive_json_and_hold_no_path(fork):
@@ -420,6 +465,24 @@ def test_the_forks_folder_is_left_as_it_was(fork):
     run(fork, "--entry", "blocks:generate", "--entry", "others:raises")
     assert sorted(Path(fork).rglob("*")) == before
     assert not {"blocks", "others", "leaky"} & set(sys.modules)
+
+
+def test_the_demo_decodes_on_one_thread():
+    """More of them fight over so small a model: on two busy cores the demo took four times as long."""
+    code = """
+import sys
+from ddaudit.auditor import cli_run
+
+def stop(*_):
+    import torch
+    sys.exit(f"threads: {torch.get_num_threads()}")
+
+cli_run.run_folder = stop
+cli_run.demo([])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stderr.splitlines()[-1] == "threads: 1"
 
 
 def test_the_demo_does_the_whole_job(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -48,12 +49,51 @@ def test_findings_are_1_and_grouped_by_file(repo):
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert lines[0] == "decode.py"
-    assert "  5:13     DDA101 bare-cache           error  [fix]" in lines
-    assert "  6:23     DDA403 deprecated-keyword   warn" in lines
-    assert "  8:27     DDA203 hidden-index         port   [fix --unsafe]" in lines
-    assert lines[-1] == (
-        "5 findings in 2 files scanned (0 skipped, 0 failed); 3 fixable with `fix`, 4 with `fix --unsafe`"
-    )
+    assert lines[1:6] == [
+        "  5:13     DDA101 bare-cache             error  [fix]    DynamicCache()",
+        "  6:23     DDA403 deprecated-keyword     warn            past_key_values=cache",
+        "  7:5      DDA102 cache-crop             error  [fix]    cache.crop(start)",
+        "  8:12     DDA202 lm-head                port   [fix]    target.lm_head",
+        "  8:27     DDA203 hidden-index           port   [unsafe] out.hidden_states[start + 1]",
+    ]
+    assert lines[-2:] == [
+        "5 findings in 2 files scanned (0 skipped, 0 failed); 3 fixable with `fix`, 4 with `fix --unsafe`",
+        "next: ddaudit fix",
+    ]
+
+
+def test_each_remedy_and_what_happens_is_said_once(repo):
+    (repo / "again.py").write_text(BRITTLE.lstrip("\n"))
+    output = run("scan").output
+    assert "  DDA102 cache-crop, 2 here\n" in output and output.count("crop_cache(cache, length)") == 1
+    assert [line.split()[:2] for line in output.partition("what happens\n")[2].splitlines()[:3]] == [
+        ["4", "error"],
+        ["4", "port"],
+        ["2", "warn"],
+    ]
+
+
+def test_no_line_is_wider_than_the_terminal(repo, monkeypatch):
+    (repo / "wide.py").write_text(BRITTLE.lstrip("\n").replace("start", "length_of_the_committed_prefix"))
+    monkeypatch.setenv("COLUMNS", "72")
+    lines = run("scan").output.splitlines()
+    findings = lines[: lines.index("what to do")]
+    assert max(map(len, findings)) == 72 and any(line.endswith("...") for line in findings)
+    remedies = lines[lines.index("what to do") : lines.index("what happens")]
+    assert max(map(len, remedies)) <= 72
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step"),
+    [
+        ((".",), "next: ddaudit fix ."),
+        (("decode.py",), "next: ddaudit fix REPOSITORY"),
+        ((".", "--select", "hidden-index"), "next: ddaudit fix --unsafe ."),
+        ((".", "--select", "deprecated-keyword"), "next: what is left is for a person; `ddaudit explain CODE` prints"),
+    ],
+)
+def test_a_scan_ends_with_the_next_step(repo, arguments, step):
+    assert run("scan", *arguments).output.splitlines()[-1].startswith(step)
 
 
 def test_json_lines_are_findings_alone(repo):
@@ -132,7 +172,7 @@ def test_min_confidence(repo):
     assert run("scan", "guess.py").exit_code == 0
     result = run("scan", "guess.py", "--min-confidence", "guess")
     assert result.exit_code == 1
-    assert "DDA105 tree-mask            silent (guess)" in result.output
+    assert "DDA105 tree-mask              silent          (guess) attention_mask=m[None, None]" in result.output
 
 
 def test_scan_writes_and_runs_nothing(repo):
@@ -147,15 +187,18 @@ def test_explain_prints_the_rule_s_own_page_and_examples(rule):
     by_code, by_slug = run("explain", rule.code), run("explain", rule.slug)
     assert by_code.exit_code == 0
     assert by_code.output == by_slug.output
-    assert by_code.output.startswith(f"{rule.code} {rule.slug} ({rule.severity.value})\n")
+    assert re.match(rf"{rule.code} {rule.slug} \(.*\b{rule.severity.value}\b.*; fix: .+\)\n", by_code.output)
     assert rule.page in by_code.output
     assert ("becomes:" in by_code.output) is rule.has_fix
     assert "Fine:" in by_code.output and "Found:" in by_code.output
 
 
 def test_explain_alone_lists_every_rule():
-    lines = run("explain").output.splitlines()
-    assert [line.split()[:2] for line in lines] == [[rule.code, rule.slug] for rule in all_rules()]
+    output = run("explain").output
+    heads = [line for line in output.splitlines() if not line.startswith(" ")]
+    assert [line.split()[:2] for line in heads] == [[rule.code, rule.slug] for rule in all_rules()]
+    # What a rule finds, not the pattern of its message.
+    assert "{" not in output and max(map(len, output.splitlines())) <= 110
 
 
 def test_version():

@@ -6,11 +6,13 @@ Plain random initialisation hides state leaks (fast decay), double norms (weight
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
+from ddaudit.runtime.architectures import build_tiny
 from ddaudit.runtime.kernels import serve_cpu
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 VOCABULARY = 101
-_COMMON = {
+COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -80,48 +82,48 @@ def harden(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def qwen3_5(seed: int = 0, **changes: object) -> nn.Module:
-    config = transformers.Qwen3_5TextConfig(**{**_COMMON, **_GATED_DELTA, **_MROPE, **changes})
+    config = transformers.Qwen3_5TextConfig(**{**COMMON, **_GATED_DELTA, **_MROPE, **changes})
     return harden(transformers.Qwen3_5ForCausalLM(config), seed)
 
 
 def qwen3_5_composite() -> nn.Module:
-    text = {**_COMMON, **_GATED_DELTA, **_MROPE}
+    text = {**COMMON, **_GATED_DELTA, **_MROPE}
     config = transformers.Qwen3_5Config(text_config=text, vision_config=_VISION)
     return harden(transformers.Qwen3_5ForConditionalGeneration(config))
 
 
 def qwen3_5_moe() -> nn.Module:
-    config = transformers.Qwen3_5MoeTextConfig(**{**_COMMON, **_GATED_DELTA, **_EXPERTS, **_MROPE})
+    config = transformers.Qwen3_5MoeTextConfig(**{**COMMON, **_GATED_DELTA, **_EXPERTS, **_MROPE})
     return harden(transformers.Qwen3_5MoeForCausalLM(config))
 
 
 def qwen3_next() -> nn.Module:
-    config = transformers.Qwen3NextConfig(**{**_COMMON, **_GATED_DELTA, **_EXPERTS, "decoder_sparse_step": 1})
+    config = transformers.Qwen3NextConfig(**{**COMMON, **_GATED_DELTA, **_EXPERTS, "decoder_sparse_step": 1})
     return harden(transformers.Qwen3NextForCausalLM(config))
 
 
 def olmo_hybrid() -> nn.Module:
-    common = {name: value for name, value in _COMMON.items() if name != "head_dim"}
+    common = {name: value for name, value in COMMON.items() if name != "head_dim"}
     heads = {**_GATED_DELTA, "linear_num_key_heads": 4}
     config = transformers.OlmoHybridConfig(**{**common, **heads, "layer_types": _LINEAR})
     return harden(transformers.OlmoHybridForCausalLM(config))
 
 
 def qwen3(**changes: object) -> nn.Module:
-    return harden(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**_COMMON, **changes})))
+    return harden(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**COMMON, **changes})))
 
 
 def llama() -> nn.Module:
-    return harden(transformers.LlamaForCausalLM(transformers.LlamaConfig(**_COMMON)))
+    return harden(transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON)))
 
 
 def gemma3() -> nn.Module:
-    config = transformers.Gemma3TextConfig(**{**_COMMON, "sliding_window": 6, "layer_types": _SLIDING})
+    config = transformers.Gemma3TextConfig(**{**COMMON, "sliding_window": 6, "layer_types": _SLIDING})
     return harden(transformers.Gemma3ForCausalLM(config))
 
 
 def mistral() -> nn.Module:
-    return harden(transformers.MistralForCausalLM(transformers.MistralConfig(**{**_COMMON, "sliding_window": 6})))
+    return harden(transformers.MistralForCausalLM(transformers.MistralConfig(**{**COMMON, "sliding_window": 6})))
 
 
 def gpt2() -> nn.Module:
@@ -138,9 +140,15 @@ GATED_DELTA: dict[str, Callable[[], nn.Module]] = {
     "qwen3-next": qwen3_next,
     "olmo-hybrid": olmo_hybrid,
 }
+STEPPED: dict[str, Callable[[], nn.Module]] = {
+    model_type: partial(build_tiny, model_type)
+    for model_type in ("falcon_h1", "jamba", "mamba", "mamba2", "lfm2", "kimi_linear")
+}
+RECURRENT = {**GATED_DELTA, **STEPPED}
 ATTENTION: dict[str, Callable[[], nn.Module]] = {
     "qwen3": qwen3,
     "gemma3": gemma3,
     "mistral": mistral,
+    "llama4": partial(build_tiny, "llama4_text"),
 }
-EXACT = {**GATED_DELTA, **ATTENTION}
+EXACT = {**RECURRENT, **ATTENTION}
