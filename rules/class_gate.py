@@ -48,6 +48,12 @@ class ClassGate(Rule):
                 return isinstance(model, PreTrainedModel)
         """),
         Good("""
+            from transformers import LlamaForCausalLM
+
+            def width(model, weight):
+                return weight.shape[0] if isinstance(model, LlamaForCausalLM) else weight.shape[1]
+        """),
+        Good("""
             def tree_for(model_name):
                 if "vicuna" in model_name:
                     return "wide"
@@ -76,6 +82,26 @@ class ClassGate(Rule):
                 assert isinstance(model, LlamaForCausalLM)
                 return model.get_decoder().layers
         """),
+        Bad(
+            """
+            def layers_of(model_name):
+                if "llama" in model_name:
+                    return 32
+                elif "mistral" in model_name:
+                    return 24
+                else:
+                    raise NotImplementedError(model_name)
+            """,
+            findings=2,
+        ),
+        Bad("""
+            from transformers import AutoConfig
+
+            def load(name):
+                kind = AutoConfig.from_pretrained(name).architectures[0]
+                if kind == "LlamaForCausalLM":
+                    return 1
+        """),
         Bad("""
             import re
 
@@ -91,7 +117,7 @@ class ClassGate(Rule):
         match node:
             case ast.Compare() if (config := _reads_model_type(node, file) or _names_class(node, file)) is not None:
                 yield self.report(file, node, config, fix=REASON)
-            case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]):
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]) if not _has_alternative(node, file):
                 named = classes.elts if isinstance(classes, ast.Tuple) else [classes]
                 for item in named:
                     name = next((n for n in file.qualified_names(item) if FAMILY_CLASS.match(n)), None)
@@ -158,6 +184,12 @@ def _refusing_chain(head: ast.If, file: FileFacts) -> Iterator[ast.expr]:
             case ast.Compare(left=ast.Constant(value=str(family)), ops=[ast.In()], comparators=[name]):
                 if FAMILIES.search(family) and "model" in file.text(name) and "model_type" not in file.text(name):
                     yield test
+
+
+def _has_alternative(test: ast.Call, file: FileFacts) -> bool:
+    """One of two values is chosen: a special case of one family, and something for all others."""
+    above = file.parent(test)
+    return isinstance(above, ast.IfExp) and above.test is test
 
 
 def _raises(node: ast.If) -> bool:
