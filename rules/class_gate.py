@@ -39,7 +39,7 @@ class ClassGate(Rule):
     severity = Severity.ERROR
     message = "only listed families pass; ask for what the code needs, such as `get_decoder()`, instead of a name"
     nodes = (ast.Compare, ast.Call, ast.If)
-    markers = ("model_type", "isinstance", "search(", "match(", "raise")
+    markers = ("model_type", "isinstance", "architectures", "__name__", "search(", "match(", "raise")
     EXAMPLES = (
         Good("""
             from transformers import PreTrainedModel
