@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.hub import not_cached, why_offline
 from ddaudit.runtime.initializing import build_random, require_memory
 from ddaudit.runtime.kernels import serve_cpu
 from ddaudit.runtime.profile import load_profile
@@ -136,9 +137,12 @@ def _from_config(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 def _from_hub_or_folder(loaded_class: Any, name: str, is_folder: bool, **arguments: Any) -> Any:
+    is_offline = not is_folder and bool(why_offline(name))
     try:
-        return loaded_class.from_pretrained(name, local_files_only=is_folder, **arguments)
+        return loaded_class.from_pretrained(name, local_files_only=is_folder or is_offline, **arguments)
     except (OSError, ValueError) as error:
+        if is_offline:
+            raise not_cached(name) from error
         label = Path(name).name if is_folder else name
         raise RunError(
             f"`{label}` does not load: {str(error).splitlines()[0]}",
@@ -152,6 +156,6 @@ def _load_tokenizer(name: str, is_folder: bool) -> Any:
     if is_folder and not any(path for pattern in TOKENIZER_PATTERNS for path in Path(name).glob(pattern)):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=is_folder)
+        return AutoTokenizer.from_pretrained(name, local_files_only=is_folder or bool(why_offline(name)))
     except (OSError, ValueError, TypeError, AttributeError, ImportError):
         return None

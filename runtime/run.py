@@ -132,9 +132,10 @@ def run(
 
 def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, Imported]:
     found = {}
+    modules = [entry.module for entry in entries]
     for entry in entries:
         try:
-            function, owner = load_function(folder, entry.module, entry.qualname)
+            function, owner = load_function(folder, entry.module, entry.qualname, modules)
             own_class = drafter_class(function, owner)
             found[entry] = Imported(entry, function, owner, own_class, parameter_names(function, owner))
         except RunError as error:
