@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Finding
 
 LOADERS = (".from_pretrained", ".from_config", ".pipeline")
+OLD_RELEASES = "the new name does not exist in old releases"
 NEEDS_NEW = "the new name does not exist before Transformers 5.24"
 
 
@@ -128,8 +129,8 @@ class DeprecatedKeyword(Rule):
                     case ast.keyword(arg=None, value=ast.Name(id=name)) if name == options.id:
                         called = _loader(call, file) if file.scope(call).find(name) is home else None
                         if called is not None and called.origin.endswith(LOADERS):
-                            start = file.offsets(key)[0] + 1
-                            fix = _rename(key, start, "torch_dtype", "dtype")
+                            text = file.text(key).replace("torch_dtype", "dtype")
+                            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, OLD_RELEASES)
                             yield self.report(
                                 file, key, called, fix=fix, old='"torch_dtype"', new='"dtype"', until=" since 4.56"
                             )
@@ -193,8 +194,7 @@ def _loader(call: ast.Call, file: FileFacts) -> Value | None:
 
 
 def _rename(node: ast.AST, start: int, old: str, new: str) -> Fix:
-    reason = "the new name does not exist in old releases"
-    return Fix((Edit(start, start + len(old), new),), Applicability.UNSAFE, reason)
+    return Fix((Edit(start, start + len(old), new),), Applicability.UNSAFE, OLD_RELEASES)
 
 
 def _output_as_dict(record: ast.expr, file: FileFacts) -> Value | None:

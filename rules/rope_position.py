@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.names import RELEASE, has_member, parameters
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind, Value
@@ -85,13 +85,22 @@ class RopePosition(Rule):
             def base(model: PreTrainedModel):
                 return getattr(model.config, "rope_theta", 10000.0)
         """),
-        Bad("""
+        Bad(
+            """
             from transformers import AutoModelForCausalLM
 
             def build(config, base):
                 config.rope_theta = base
                 return AutoModelForCausalLM.from_config(config)
-        """),
+            """,
+            """
+            from transformers import AutoModelForCausalLM
+
+            def build(config, base):
+                config.get_text_config().rope_parameters["rope_theta"] = base
+                return AutoModelForCausalLM.from_config(config)
+            """,
+        ),
         Bad("""
             from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -122,7 +131,8 @@ class RopePosition(Rule):
                     return
                 if not isinstance(node.ctx, ast.Load):
                     silent = Severity.ERROR if name == "rope_scaling" else Severity.SILENT
-                    yield self.report(file, node, config, severity=silent, message=WRITE, fix=REASON, name=name)
+                    fix = _write(node, base, file) if name == "rope_theta" else REASON
+                    yield self.report(file, node, config, severity=silent, message=WRITE, fix=fix, name=name)
                 elif name != "rope_scaling" and not _is_asked_for(name, node, file):
                     yield self.report(file, node, config, fix=REASON, name=name)
             case ast.Attribute(value=base, attr=name) if "rotary" in name and isinstance(node.ctx, ast.Load):
@@ -160,6 +170,16 @@ class RopePosition(Rule):
 def _config(base: ast.expr, file: FileFacts) -> Value | None:
     """The Transformers config that `base` is, unless the repository's own module is built from it."""
     return None if file.is_own_config(base) else file.holds(base, Kind.CONFIG, Kind.TEXT_CONFIG)
+
+
+def _write(node: ast.Attribute, base: ast.expr, file: FileFacts) -> Fix | str:
+    if not isinstance(node.ctx, ast.Store) or not isinstance(file.parent(node), ast.Assign):
+        return "the field is not simply assigned to"
+    text = f'{file.text(base)}.get_text_config().rope_parameters["rope_theta"]'
+    reason = (
+        "what the model is built from since Transformers 5; older releases read the attribute, and Gemma 3 one a kind"
+    )
+    return Fix((file.edit(node, text),), Applicability.UNSAFE, reason)
 
 
 def _is_asked_for(name: str, node: ast.AST, file: FileFacts) -> bool:
