@@ -8,13 +8,17 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.requirements import install_command, missing_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
+
+_UNDERNEATH = ("torch", "transformers")
+_SHARED = sys.stdlib_module_names | {"ddaudit"}
+"""Already imported, these stay: what runs underneath goes on importing them, and a namesake would break it."""
 
 
 @contextlib.contextmanager
@@ -27,10 +31,16 @@ def isolated_imports(folder: Path) -> Iterator[None]:
     """
     folder = folder.resolve()
     roots = [root for root in (folder, folder / "src") if root.is_dir()]
+    for name in _UNDERNEATH:
+        if any((root / f"{name}.py").is_file() or (root / name / "__init__.py").is_file() for root in roots):
+            raise RunError(
+                f"`{folder.name}` has a module of its own called `{name}`, which hides the installed one",
+                f"rename it, and what imports it: this command decodes with the installed `{name}`",
+            )
     set_aside = {
         name: sys.modules.pop(name)
         for name in list(sys.modules)
-        if _owns(roots, name.partition(".")[0]) and name.partition(".")[0] != "ddaudit"
+        if _owns(roots, name.partition(".")[0]) and name.partition(".")[0] not in _SHARED
     }
     before = set(sys.modules)
     path, cwd, dont_write_bytecode = list(sys.path), os.getcwd(), sys.dont_write_bytecode
@@ -87,11 +97,11 @@ def _import_module(folder: Path, module_name: str, modules: Sequence[str]) -> Mo
                 "give the name as the repository imports it from its root: `--entry package.module:function`",
             ) from error
         raise _not_installed(folder, module_name, modules, error) from error
-    except RunError:
+    except (RunError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise RunError(
-            f"`{module_name}` does not import: {type(error).__name__}: {error}",
+            f"`{module_name}` does not import: {describe(error)}",
             f"it must import on its own: try `python -c 'import {module_name}'` in that folder",
         ) from error
 
