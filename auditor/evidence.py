@@ -187,6 +187,18 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
                 attr = ""
             case ast.For(iter=base, target=ast.Tuple()) | ast.comprehension(iter=base, target=ast.Tuple()):
                 attr = ""
+                match node:
+                    case (
+                        ast.For(
+                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
+                            target=ast.Tuple(elts=[_, each]),
+                        )
+                        | ast.comprehension(
+                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
+                            target=ast.Tuple(elts=[_, each]),
+                        )
+                    ) if isinstance(each, ast.Tuple) or "past" in ast.unparse(inner):
+                        base = inner
             case _:
                 continue
         scope = file.scopes[node]

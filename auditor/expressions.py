@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddaudit.auditor import library
 from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.scopes import Class, File, Function, Scope
-from ddaudit.auditor.values import Kind, Value, made
+from ddaudit.auditor.values import Kind, Value, fact_at, made, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,11 @@ def evaluate(flow: Flow, expr: ast.expr, scope: Scope, depth: int = 0) -> list[V
         case ast.Name(id=name):
             return _name(flow, name, scope)
         case ast.Attribute(value=base, attr=attr):
-            return [found for value in evaluate(flow, base, scope, depth) for found in attribute(flow, value, attr)]
+            held = evaluate(flow, base, scope, depth)
+            if not held and attr == "past_key_values" and _is_named_output(base):
+                fact = fact_at(expr, scope.file, f"`{ast.unparse(base)}` is named like a model's output")
+                return [Value(Kind.CACHE, place(expr, scope.file), Confidence.LIKELY, (fact,))]
+            return [found for value in held for found in attribute(flow, value, attr)]
         case ast.Call():
             return flow.read(("call", expr, None))
         case ast.Subscript(value=base, slice=key):
@@ -47,6 +51,10 @@ def evaluate(flow: Flow, expr: ast.expr, scope: Scope, depth: int = 0) -> list[V
         case ast.UnaryOp(op=ast.Invert(), operand=inner):
             return [value for value in evaluate(flow, inner, scope, depth) if value.kind is Kind.TREE_MASK]
     return []
+
+
+def _is_named_output(base: ast.expr) -> bool:
+    return isinstance(base, ast.Name) and library.OUTPUT_NAMES.match(base.id) is not None
 
 
 def _name(flow: Flow, name: str, scope: Scope) -> list[Value]:

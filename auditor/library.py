@@ -84,6 +84,7 @@ MODEL_NAMES = re.compile(
 CACHE_NAMES = re.compile(
     r"^_*(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
 )
+OUTPUT_NAMES = re.compile(r"^(\w+_)?(out|outs|output|outputs)(_\w+)?$")
 CACHE_PATHS = frozenset({"get_seq_length", "key_cache", "value_cache", "to_legacy_cache", "get_usable_length"}) | {
     "seen_tokens", "get_max_cache_shape", "get_max_length", "get_mask_sizes", "is_croppable", "reorder_cache",
 }  # fmt: skip

@@ -100,6 +100,10 @@ class CacheInternals(Rule):
             """,
         ),
         Bad("""
+            def trim(past_key_values, length):
+                return [(kv[0][:, :, :length], kv[1][:, :, :length]) for i, kv in enumerate(past_key_values)]
+        """),
+        Bad("""
             from transformers import DynamicCache
 
             def size(cache: DynamicCache):
@@ -152,8 +156,12 @@ class CacheInternals(Rule):
 
     def _loop(self, node: ast.AST, iterable: ast.expr, file: FileFacts) -> Iterator[Finding]:
         target = node.target if isinstance(node, ast.For | ast.comprehension) else None
-        cache = file.holds(iterable, Kind.CACHE)
-        if cache is not None and isinstance(target, ast.Tuple):
+        inner, each = iterable, target
+        match iterable, target:
+            case ast.Call(func=ast.Name(id="enumerate"), args=[counted, *_]), ast.Tuple(elts=[_, named]):
+                inner, each = counted, named
+        cache = file.holds(inner, Kind.CACHE)
+        if cache is not None and (isinstance(each, ast.Tuple) or _takes_apart(each, node, file)):
             remedy = "iterating it gives triples, and nothing for linear layers; go through `cache.layers`"
             yield self.report(file, iterable, cache, fix=REASON, name="for k, v in cache", remedy=remedy)
             return
@@ -173,6 +181,18 @@ class CacheInternals(Rule):
         )
         if reads and not any(_asks_kind(item, file) for item in inside):
             yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS)
+
+
+def _takes_apart(each: ast.expr | None, loop: ast.AST, file: FileFacts) -> bool:
+    """Whether what a loop over a cache gives is indexed like a pair of keys and values."""
+    body = loop if isinstance(loop, ast.For) else file.parent(loop)
+    return isinstance(each, ast.Name) and any(
+        isinstance(part, ast.Subscript)
+        and isinstance(part.value, ast.Name)
+        and part.value.id == each.id
+        and file.constant(part.slice) in (0, 1)
+        for part in ast.walk(body or loop)
+    )
 
 
 def _is_own_forward(node: ast.AST, file: FileFacts) -> bool:
