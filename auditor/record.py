@@ -76,6 +76,10 @@ class Divergence:
     """How far the entry's token is behind the best one when the model reads the entry's own text, in logits."""
     context_ids: tuple[int, ...]
     """The last tokens before it, which both texts share."""
+    context_text: str = ""
+    """These as text, where the model has a tokenizer; so `expected_text` and `found_text`."""
+    expected_text: str = ""
+    found_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,29 @@ class EntryRecord:
 
 
 @dataclass(frozen=True)
+class StateCheck:
+    """The same text through our cache under several rejection patterns, compared at every choice."""
+
+    verdict: str
+    """`agree`, `differ`, `not checked` (the runtime refuses the model) or `error`."""
+    reason: str
+    """Empty for `agree`."""
+    num_patterns: int = 0
+    num_rounds: int = 0
+    num_rejected: int = 0
+    """Tokens fed and taken back."""
+    num_positions: int = 0
+    """Choices compared with the first pattern's."""
+    num_flips: int = 0
+    logits_relative: float = 0.0
+    """Largest over the prompts of |other - first| / |first|, Frobenius norms."""
+    largest_difference: float = 0.0
+    """Of one logit, and where: in which prompt's text, after which of its tokens."""
+    prompt: int | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """Everything one `run` found out. No path and no time of day, so that two runs can be compared."""
 
@@ -154,13 +181,16 @@ class RunRecord:
     entries: tuple[EntryRecord, ...]
     peak_memory_kind: str = ""
     """`device`: the allocator's peak during the entry; `process`: resident memory of the process so far."""
+    state_check: StateCheck | None = None
+    """None where nothing was decoded."""
 
     @property
     def exit_code(self) -> int:
         verdicts = {entry.verdict for entry in self.entries}
-        if "error" in verdicts or not verdicts:
+        state = self.state_check.verdict if self.state_check else ""
+        if "error" in verdicts or not verdicts or state == "error":
             return 2
-        return 1 if "lossy" in verdicts else 0
+        return 1 if "lossy" in verdicts or state == "differ" else 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types. Names stay, more may be added."""
@@ -179,6 +209,7 @@ _NESTED: dict[tuple[type, str], type] = {
     (RunRecord, "noise"): Noise,
     (RunRecord, "plain"): PlainRecord,
     (RunRecord, "entries"): EntryRecord,
+    (RunRecord, "state_check"): StateCheck,
     (EntryRecord, "prompts"): PromptVerdict,
     (PromptVerdict, "divergence"): Divergence,
 }

@@ -14,7 +14,7 @@ from ddaudit.auditor.record import VERDICTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord
+    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord, StateCheck
 
 _WIDTH = 110
 _COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
@@ -31,6 +31,8 @@ def format_run(record: RunRecord) -> str:
     ]
     if record.noise:
         lines.append(f"noise     {_describe_noise(record.noise)}")
+    if record.state_check:
+        lines.append(f"state     {_describe_state(record.state_check)}")
     lines += ["", *_table(_rows(record))]
     for entry in record.entries:
         lines += _details(entry)
@@ -56,9 +58,11 @@ def write_run(record: RunRecord, path: Path) -> None:
 
 def _conclusion(record: RunRecord) -> str:
     counts = {verdict: sum(entry.verdict == verdict for entry in record.entries) for verdict in VERDICTS}
-    if record.entries and counts["identical"] == len(record.entries):
-        return "verdict: identical. Every entry's text is plain decoding's, token for token."
     parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    if record.state_check and record.state_check.verdict in ("differ", "error"):
+        parts.append("and the cache's state is not shown to be right, see above")
+    elif record.entries and counts["identical"] == len(record.entries):
+        return "verdict: identical. Every entry's text is plain decoding's, token for token."
     return f"verdict: {', '.join(parts) or 'nothing was run'}."
 
 
@@ -79,6 +83,22 @@ def _describe_noise(noise: Noise) -> str:
         # A wrong entry still shows by how many of its choices are not the model's own.
         text += f"; the median gap is {noise.top2_gap_p50:.2g}, so single tokens prove little on these weights"
     return text
+
+
+def _describe_state(check: StateCheck) -> str:
+    if not check.num_positions:
+        return f"{check.verdict}: {check.reason}"
+    number = {2: "two", 3: "three"}.get(check.num_patterns, f"{check.num_patterns}")
+    text = (
+        f"{number} rejection patterns of the same text agree at {check.num_positions - check.num_flips} of "
+        f"{check.num_positions} choices"
+    )
+    if check.verdict == "agree":
+        return f"{text}, logits within {check.largest_difference:.1g}"
+    return (
+        f"WRONG: {text}; {check.reason}; most, {check.largest_difference:.2g} logits, after token {check.position} "
+        f"of prompt {check.prompt}"
+    )
 
 
 def _rows(record: RunRecord) -> list[tuple[str, ...]]:
@@ -137,13 +157,20 @@ def _details(entry: EntryRecord) -> list[str]:
 def _describe_verdict(verdict: PromptVerdict) -> list[str]:
     lines = [f"  prompt {verdict.prompt}: {verdict.verdict}: {verdict.reason}"]
     if verdict.divergence:
-        found = verdict.divergence
+        at = verdict.divergence
+        found, expected = _token(at.found, at.found_text), _token(at.expected, at.expected_text)
+        # As JSON, so that a line break or an escape sequence of the text stays on its line.
+        context = json.dumps(at.context_text, ensure_ascii=False) if at.context_text else ""
         lines.append(
-            f"    token {found.position}: {found.found} instead of {found.expected}; top-2 gap "
-            f"{found.gap_reference:.3g}, read back {found.gap_own_text:.3g} behind the best; after "
-            f"{' '.join(map(str, found.context_ids))}"
+            f"    token {at.position}: {found} instead of {expected}; top-2 gap {at.gap_reference:.3g}, "
+            f"read back {at.gap_own_text:.3g} behind the best; after {' '.join(map(str, at.context_ids))}"
+            + (f" {context}" if context else "")
         )
     return lines
+
+
+def _token(token: int, text: str) -> str:
+    return f"{token} {json.dumps(text, ensure_ascii=False)}" if text else f"{token}"
 
 
 def _gib(num_bytes: int | None) -> str:

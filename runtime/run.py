@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from ddaudit.auditor.record import PlainRecord, RunRecord
+from ddaudit.auditor.record import PlainRecord, RunRecord, StateCheck
 from ddaudit.runtime.arguments import expand, parse_argument
 from ddaudit.runtime.binding import Offer, bind, drafter_class, parameter_names
 from ddaudit.runtime.decoding import Reference, decode_plain
 from ddaudit.runtime.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.importing import isolated_imports, lies_under, load_function
+from ddaudit.runtime.invariance import check_state
 from ddaudit.runtime.loading import Target, choose_device, load_target
 from ddaudit.runtime.metering import metered, peak_memory_bytes, reset_peak_memory
 from ddaudit.runtime.prompts import Prompt, make_prompts
@@ -58,6 +59,7 @@ class RunOptions:
     prompt_texts: tuple[str, ...] = ()
     num_prompts: int = 3
     prompt_tokens: int = 32
+    checks_state: bool = True
 
 
 def run(
@@ -89,7 +91,7 @@ def run(
         calls = expand({entry: found.parameters for entry, found in imported.items()}, arguments)
         trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
         if not any(trial.is_alive for trial in trials):
-            return _record(folder, options, device, None, (), None, None, trials)
+            return _record(folder, options, device, None, (), None, None, trials, None)
         if target is None:
             progress(f"loading {options.model}")
             target = load_target(
@@ -127,7 +129,8 @@ def run(
                     _run_prompt(trial, replace(offer, drafter=trial.drafter), number, reference, noise)
                 except (Exception, SystemExit) as error:
                     trial.failure = explain(error, folder)
-    return _record(folder, options, device, target, prompts, noise, plain, trials)
+        state = _check_state(target, references, noise, options, progress) if options.checks_state else None
+    return _record(folder, options, device, target, prompts, noise, plain, trials, state)
 
 
 def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, Imported]:
@@ -199,6 +202,21 @@ def _decode_references(
     return plain, [replace(reference, logits=reference.logits[:0].clone()) for reference in references], noise
 
 
+def _check_state(
+    target: Target,
+    references: Sequence[Reference],
+    noise: Noise | None,
+    options: RunOptions,
+    progress: Callable[[str], None],
+) -> StateCheck:
+    # Last, so that entries that make no cache of ours are timed on a model without its hooks.
+    progress("the same text under two rejection patterns")
+    try:
+        return check_state(target.model, references, noise, options.seed)
+    except Exception as error:
+        return StateCheck("error", f"{type(error).__name__}: {error}")
+
+
 def _run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
     model = offer.target
     if isinstance(offer.drafter, ScriptedDrafter):
@@ -218,8 +236,11 @@ def _run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, n
     for name, seconds in (output.stage_s or meter.stage_s()).items():
         trial.stage_s[name] = trial.stage_s.get(name, 0.0) + seconds
     trial.verdicts.append(
-        judge_prompt(model, number, reference, found, noise, offer.max_new_tokens, offer.block_size - 1)
-    )
+        judge_prompt(
+            model, number, reference, found, noise, offer.max_new_tokens, offer.block_size - 1,
+            decode=offer.tokenizer and offer.tokenizer.decode,
+        )
+    )  # fmt: skip
 
 
 def _call(trial: Trial, offer: Offer) -> tuple[Any, Any]:
@@ -245,6 +266,7 @@ def _record(
     noise: Noise | None,
     plain: PlainRecord | None,
     trials: Sequence[Trial],
+    state_check: StateCheck | None,
 ) -> RunRecord:
     try:
         version = metadata.version("ddaudit")
@@ -267,4 +289,5 @@ def _record(
         plain=plain,
         entries=tuple(finish(trial) for trial in trials),
         peak_memory_kind="device" if device.type == "cuda" else "process",
+        state_check=state_check,
     )
