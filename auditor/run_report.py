@@ -159,18 +159,17 @@ def _describe_verdict(verdict: PromptVerdict) -> list[str]:
     if verdict.divergence:
         at = verdict.divergence
         found, expected = _token(at.found, at.found_text), _token(at.expected, at.expected_text)
-        # As JSON, so that a line break or an escape sequence of the text stays on its line.
-        context = json.dumps(at.context_text, ensure_ascii=False) if at.context_text else ""
+        # `repr`, so that a line break or an escape sequence of the text stays on its line.
+        context = f" {at.context_text!r}" if at.context_text else ""
         lines.append(
             f"    token {at.position}: {found} instead of {expected}; top-2 gap {at.gap_reference:.3g}, "
-            f"read back {at.gap_own_text:.3g} behind the best; after {' '.join(map(str, at.context_ids))}"
-            + (f" {context}" if context else "")
+            f"read back {at.gap_own_text:.3g} behind the best; after {' '.join(map(str, at.context_ids))}{context}"
         )
     return lines
 
 
 def _token(token: int, text: str) -> str:
-    return f"{token} {json.dumps(text, ensure_ascii=False)}" if text else f"{token}"
+    return f"{token} {text!r}" if text else f"{token}"
 
 
 def _gib(num_bytes: int | None) -> str:
