@@ -36,7 +36,7 @@ class Entry:
         return f"{self.module}:{self.qualname}"
 
 
-VERDICTS = ("identical", "near-tie", "lossy", "error")
+VERDICTS = ("identical", "distribution-preserving", "near-tie", "inconclusive", "lossy", "biased", "error")
 """From best to worst: an entry's verdict is the worst of its prompts'."""
 
 
@@ -110,6 +110,25 @@ class PlainRecord:
 
 
 @dataclass(frozen=True)
+class SampleTest:
+    """A chi-square test of the tokens that an entry sampled against the target's float64 probabilities."""
+
+    verdict: str
+    """`distribution-preserving`, `biased`, or `inconclusive`: the control was not told apart."""
+    temperature: float
+    num_samples: int
+    num_cells: int
+    statistic: float
+    p_value: float
+    """How often tokens drawn from the target would look worse."""
+    control_temperature: float
+    control_p_value: float
+    """The same tokens against a temperature that they were not drawn at: must be rejected."""
+    num_more: int | None = 0
+    """Samples still needed to reject the control, about; None where none would do."""
+
+
+@dataclass(frozen=True)
 class EntryRecord:
     """One entry point over all prompts."""
 
@@ -131,6 +150,8 @@ class EntryRecord:
     stage_source: str = ""
     peak_memory_bytes: int | None = None
     prompts: tuple[PromptVerdict, ...] = ()
+    sampling: SampleTest | None = None
+    """Of an entry run at a temperature above 0; its texts are not compared with plain decoding's."""
     error: str = ""
     remedy: str = ""
 
@@ -183,14 +204,16 @@ class RunRecord:
     """`device`: the allocator's peak during the entry; `process`: resident memory of the process so far."""
     state_check: StateCheck | None = None
     """None where nothing was decoded."""
+    temperature: float = 0.0
+    """Given to the entries that take one."""
 
     @property
     def exit_code(self) -> int:
         verdicts = {entry.verdict for entry in self.entries}
         state = self.state_check.verdict if self.state_check else ""
-        if "error" in verdicts or not verdicts or state == "error":
+        if not verdicts or verdicts & {"error", "inconclusive"} or state == "error":
             return 2
-        return 1 if "lossy" in verdicts or state == "differ" else 0
+        return 1 if verdicts & {"lossy", "biased"} or state == "differ" else 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types. Names stay, more may be added."""
@@ -211,6 +234,7 @@ _NESTED: dict[tuple[type, str], type] = {
     (RunRecord, "entries"): EntryRecord,
     (RunRecord, "state_check"): StateCheck,
     (EntryRecord, "prompts"): PromptVerdict,
+    (EntryRecord, "sampling"): SampleTest,
     (PromptVerdict, "divergence"): Divergence,
 }
 

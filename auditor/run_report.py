@@ -14,7 +14,7 @@ from ddaudit.auditor.record import VERDICTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord, StateCheck
+    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord, SampleTest, StateCheck
 
 _WIDTH = 110
 _COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
@@ -63,14 +63,18 @@ def _conclusion(record: RunRecord) -> str:
         parts.append("and the cache's state is not shown to be right, see above")
     elif record.entries and counts["identical"] == len(record.entries):
         return "verdict: identical. Every entry's text is plain decoding's, token for token."
+    elif record.entries and counts["distribution-preserving"] == len(record.entries):
+        return "verdict: distribution-preserving. Every entry samples as the target alone would."
     return f"verdict: {', '.join(parts) or 'nothing was run'}."
 
 
 def _describe_prompts(record: RunRecord) -> str:
     low, high = min(record.prompt_lengths), max(record.prompt_lengths)
     length = f"{low}" if low == high else f"{low} to {high}"
+    temperature = f", temperature {record.temperature:g}" if record.temperature else ""
     return (
         f"{len(record.prompt_lengths)} of {length} tokens, {record.max_new_tokens} new tokens each, seed {record.seed}"
+        f"{temperature}"
     )
 
 
@@ -149,9 +153,24 @@ def _details(entry: EntryRecord) -> list[str]:
         lines.append(f"  error: {entry.error}")
         if entry.remedy:
             lines.append(f"  remedy: {entry.remedy}")
+    if entry.sampling:
+        lines += textwrap.wrap(f"  sampling: {_describe_sampling(entry.sampling)}", _WIDTH, subsequent_indent="    ")
     notable = [v for v in entry.prompts if v.verdict != "identical" or v.reason != "every token equal"]
     lines += [line for verdict in notable for line in _describe_verdict(verdict)]
     return ["", entry.name, *lines] if lines else []
+
+
+def _describe_sampling(test: SampleTest) -> str:
+    text = (
+        f"{test.verdict}: chi-square {test.statistic:.1f} over {test.num_cells} cells of {test.num_samples} tokens at "
+        f"temperature {test.temperature:g}, p = {test.p_value:.2g}; the same tokens against temperature "
+        f"{test.control_temperature:.3g}, which must fail: p = {test.control_p_value:.1g}"
+    )
+    if test.num_more is None:
+        return f"{text}; no number of samples would tell the two apart: take a higher temperature"
+    if test.num_more:
+        return f"{text}; about {test.num_more} more samples are needed: --samples {test.num_samples + test.num_more}"
+    return text
 
 
 def _describe_verdict(verdict: PromptVerdict) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 import warnings
@@ -14,33 +15,31 @@ import transformers
 
 from ddaudit.auditor.record import PlainRecord, RunRecord, StateCheck
 from ddaudit.runtime.arguments import expand, parse_argument
-from ddaudit.runtime.binding import Offer, bind, drafter_class, parameter_names
+from ddaudit.runtime.attempt import WARM_UP_TOKENS, run_prompt, sample_prompt
+from ddaudit.runtime.binding import Offer, drafter_class, parameter_names, sampling_temperature
 from ddaudit.runtime.decoding import Reference, decode_plain
 from ddaudit.runtime.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.importing import isolated_imports, lies_under, load_function
 from ddaudit.runtime.invariance import check_state
 from ddaudit.runtime.loading import Target, choose_device, load_target
-from ddaudit.runtime.metering import metered, peak_memory_bytes, reset_peak_memory
+from ddaudit.runtime.metering import peak_memory_bytes, reset_peak_memory
 from ddaudit.runtime.prompts import Prompt, make_prompts
-from ddaudit.runtime.results import drain, read_output
-from ddaudit.runtime.scripted import ScriptedDrafter
+from ddaudit.runtime.sampling import SampleTally
 from ddaudit.runtime.trial import Imported, Trial, explain, finish
-from ddaudit.runtime.verdict import judge_prompt, measure_noise
+from ddaudit.runtime.verdict import measure_noise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddaudit.auditor.record import Entry, Noise
-    from ddaudit.runtime.arguments import Argument
+    from ddaudit.runtime.arguments import Argument, Call
 
 __all__ = ["RunError", "RunOptions", "parse_argument", "run"]
 
 _NOISE_POSITIONS = 128
 """Choices a prompt whose logits are kept for the noise: 127 MB a prompt at a vocabulary of 248,320."""
-_WARM_UP_TOKENS = 8
-"""The first call of a shape compiles kernels, which is no part of decoding speed."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,9 @@ class RunOptions:
     num_prompts: int = 3
     prompt_tokens: int = 32
     checks_state: bool = True
+    temperature: float = 0.0
+    samples: int = 4096
+    """Tokens of each entry to test, at a temperature above 0."""
 
 
 def run(
@@ -89,9 +91,14 @@ def run(
         warnings.filterwarnings("ignore", r"`past_key_values` is deprecated", FutureWarning)
         imported = _import_entries(entries, folder)
         calls = expand({entry: found.parameters for entry, found in imported.items()}, arguments)
-        trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
+        trials = [_make_trial(call, imported[call.entry], options.temperature) for call in calls]
         if not any(trial.is_alive for trial in trials):
             return _record(folder, options, device, None, (), None, None, trials, None)
+        if options.temperature and not any(trial.samples for trial in trials):
+            raise RunError(
+                f"no entry takes the temperature {options.temperature:g}",
+                "leave `--temperature` out, or name entries with a parameter `temperature`",
+            )
         if target is None:
             progress(f"loading {options.model}")
             target = load_target(
@@ -126,11 +133,21 @@ def run(
                     continue
                 progress(f"prompt {number + 1} of {len(prompts)}: {trial.call.name}")
                 try:
-                    _run_prompt(trial, replace(offer, drafter=trial.drafter), number, reference, noise)
+                    given = replace(offer, drafter=trial.drafter)
+                    if trial.samples:
+                        sample_prompt(trial, given, number, reference, math.ceil(options.samples / len(prompts)))
+                    else:
+                        run_prompt(trial, given, number, reference, noise)
                 except (Exception, SystemExit) as error:
                     trial.failure = explain(error, folder)
         state = _check_state(target, references, noise, options, progress) if options.checks_state else None
     return _record(folder, options, device, target, prompts, noise, plain, trials, state)
+
+
+def _make_trial(call: Call, imported: Imported, temperature: float) -> Trial:
+    """An entry that takes no temperature is greedy, whatever the others do."""
+    chosen = sampling_temperature(imported.parameters, call.arguments, temperature)
+    return Trial(call, imported, failure=imported.failure, samples=SampleTally(chosen) if chosen else None)
 
 
 def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, Imported]:
@@ -182,7 +199,7 @@ def _decode_references(
 ) -> tuple[PlainRecord, list[Reference], Noise | None]:
     # A block more than asked for: an entry may go past the end of its budget, and its text is compared there too.
     length = options.max_new_tokens + plan.block_size
-    decode_plain(target.model, prompts[0].ids, _WARM_UP_TOKENS)
+    decode_plain(target.model, prompts[0].ids, WARM_UP_TOKENS)
     reset_peak_memory(target.model.device)
     references = []
     for number, prompt in enumerate(prompts):
@@ -215,46 +232,6 @@ def _check_state(
         return check_state(target.model, references, noise, options.seed)
     except Exception as error:
         return StateCheck("error", f"{type(error).__name__}: {error}")
-
-
-def _run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
-    model = offer.target
-    if isinstance(offer.drafter, ScriptedDrafter):
-        offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
-    if number == 0:
-        _call(trial, replace(offer, max_new_tokens=min(_WARM_UP_TOKENS, offer.max_new_tokens)))
-    reset_peak_memory(model.device)
-    meter, returned = _call(trial, offer)
-    output = read_output(returned, offer.prompt_ids)
-    found = _cut_at_stop(output.generated_ids, offer.stop_token_ids)
-    trial.peak = max(trial.peak, peak_memory_bytes(model.device))
-    trial.tokens += len(found)
-    trial.decode_s += meter.decode_s
-    trial.rounds += meter.rounds
-    trial.lengths += output.acceptance_lengths
-    trial.stage_source = "entry" if output.stage_s else "measured"
-    for name, seconds in (output.stage_s or meter.stage_s()).items():
-        trial.stage_s[name] = trial.stage_s.get(name, 0.0) + seconds
-    trial.verdicts.append(
-        judge_prompt(
-            model, number, reference, found, noise, offer.max_new_tokens, offer.block_size - 1,
-            decode=offer.tokenizer and offer.tokenizer.decode,
-        )
-    )  # fmt: skip
-
-
-def _call(trial: Trial, offer: Offer) -> tuple[Any, Any]:
-    function = trial.imported.function
-    assert function is not None
-    bound = bind(function, trial.imported.owner, trial.call.arguments, offer)
-    with metered(offer.target, offer.drafter, len(offer.prompt_ids), offer.target.device) as meter, torch.no_grad():
-        returned = drain(function(**bound))
-    return meter, returned
-
-
-def _cut_at_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> tuple[int, ...]:
-    end = next((i + 1 for i, token in enumerate(ids) if token in stop_token_ids), len(ids))
-    return tuple(ids[:end])
 
 
 def _record(
@@ -290,4 +267,5 @@ def _record(
         entries=tuple(finish(trial) for trial in trials),
         peak_memory_kind="device" if device.type == "cuda" else "process",
         state_check=state_check,
+        temperature=options.temperature,
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.record import Entry, PromptVerdict
     from ddaudit.runtime.arguments import Call
+    from ddaudit.runtime.sampling import SampleTally
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Trial:
     call: Call
     imported: Imported
     drafter: Any = None
+    samples: SampleTally | None = None
+    """Where the tokens of an entry that runs at a temperature above 0 are counted."""
+    num_texts: int = 0
     tokens: int = 0
     decode_s: float = 0.0
     rounds: int = 0
@@ -83,7 +87,9 @@ def finish(trial: Trial) -> EntryRecord:
         return EntryRecord(
             call.name, call.arguments, "error", error=error, remedy=remedy, prompts=tuple(trial.verdicts)
         )
-    after_first = trial.tokens - len(trial.verdicts)
+    sampling = trial.samples.test() if trial.samples else None
+    verdicts = [verdict.verdict for verdict in trial.verdicts] + ([sampling.verdict] if sampling else [])
+    after_first = trial.tokens - trial.num_texts
     mean: float | None = None
     if trial.lengths:
         mean = sum(trial.lengths) / len(trial.lengths)
@@ -92,7 +98,7 @@ def finish(trial: Trial) -> EntryRecord:
     return EntryRecord(
         name=call.name,
         arguments=call.arguments,
-        verdict=worst([verdict.verdict for verdict in trial.verdicts]),
+        verdict=worst(verdicts),
         tokens=trial.tokens,
         tokens_per_s=after_first / trial.decode_s if trial.decode_s else 0.0,
         decode_s=trial.decode_s,
@@ -103,4 +109,5 @@ def finish(trial: Trial) -> EntryRecord:
         stage_source=trial.stage_source,
         peak_memory_bytes=trial.peak,
         prompts=tuple(trial.verdicts),
+        sampling=sampling,
     )

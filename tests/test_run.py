@@ -280,7 +280,8 @@ def test_the_first_divergence_is_shown_with_both_gaps_and_its_text(fork, tmp_pat
     save_with_words(model, tmp_path / "m")
     reference = decode_plain(model, (1, 2, 3), 9)
     right, wrong = reference.generated_ids, (reference.generated_ids[8] + 1) % 101
-    (fork / "wrong.py").write_text(f"def generate(target, input_ids, max_new_tokens):\n    return {[*right[:8], wrong]}")
+    text = f"def generate(target, input_ids, max_new_tokens):\n    return {[*right[:8], wrong]}"
+    (fork / "wrong.py").write_text(text)
     arguments = ["--entry", "wrong:generate", "--prompt", "w1 w2 w3", "--max-new-tokens", "9"]
     code, output, record = run(fork, *arguments, model=("--model", str(tmp_path / "m")))
     assert code == 1, output
