@@ -54,7 +54,7 @@ SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "research_repo"
     help="Above 0, entries that take a temperature sample, and a chi-square test judges their tokens.",
 )  # fmt: skip
 @click.option(
-    "--samples", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of each entry for that test."
+    "--samples", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of each entry for that test."
 )
 @click.option("--block-size", type=click.IntRange(min=1), help="Draft block; default: the drafter configuration's.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")

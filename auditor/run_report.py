@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord, SampleTest, StateCheck
 
 _WIDTH = 110
+_FEW_ACCEPTED = 1.1
 _COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
 
 
@@ -155,6 +156,10 @@ def _details(entry: EntryRecord) -> list[str]:
             lines.append(f"  remedy: {entry.remedy}")
     if entry.sampling:
         lines += textwrap.wrap(f"  sampling: {_describe_sampling(entry.sampling)}", _WIDTH, subsequent_indent="    ")
+        if 1 < (entry.acceptance_length_mean or 0) < _FEW_ACCEPTED:
+            lines.append(
+                "    hardly a draft was accepted, so that part was hardly tested: take a lower temperature too"
+            )
     notable = [v for v in entry.prompts if v.verdict != "identical" or v.reason != "every token equal"]
     lines += [line for verdict in notable for line in _describe_verdict(verdict)]
     return ["", entry.name, *lines] if lines else []

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 WARM_UP_TOKENS = 8
 """The first call of a shape compiles kernels, which is no part of decoding speed."""
-_SAMPLED_TOKENS = 32
-"""Length of a sampled text: a scripted draft fits only until the text leaves plain decoding's."""
+_SAMPLED_TOKENS = 16
+"""Length of a sampled text."""
 
 
 def run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
     """Greedy: one text, compared with plain decoding's."""
-    _prepare(trial, offer, number, reference)
+    if isinstance(offer.drafter, ScriptedDrafter):
+        offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
+    _warm_up(trial, offer, number)
     found = _generate(trial, offer)
     decode = offer.tokenizer.decode if offer.tokenizer is not None else None
     shortfall = offer.block_size - 1
@@ -40,15 +42,18 @@ def run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, no
     )
 
 
-def sample_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, num_samples: int) -> None:
+def sample_prompt(trial: Trial, offer: Offer, number: int, num_samples: int) -> None:
     """At a temperature: short texts, each with its own seed, until there are about `num_samples` tokens."""
     assert trial.samples is not None
     wanted = min(offer.max_new_tokens, _SAMPLED_TOKENS)
     offer = replace(offer, max_new_tokens=wanted, temperature=trial.samples.temperature)
-    _prepare(trial, offer, number, reference)
     num_texts = math.ceil(num_samples / wanted)
     for text_number in range(num_texts):
         seed = offer.seed + number * num_texts + text_number
+        if isinstance(offer.drafter, ScriptedDrafter):
+            offer.drafter.follow_text(offer.target, offer.prompt_ids, seed)
+        if text_number == 0:
+            _warm_up(trial, offer, number)
         torch.manual_seed(seed)
         found = _generate(trial, replace(offer, seed=seed))[:wanted]
         trial.samples.read(offer.target, offer.prompt_ids, found)
@@ -60,9 +65,7 @@ def sample_prompt(trial: Trial, offer: Offer, number: int, reference: Reference,
             return
 
 
-def _prepare(trial: Trial, offer: Offer, number: int, reference: Reference) -> None:
-    if isinstance(offer.drafter, ScriptedDrafter):
-        offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
+def _warm_up(trial: Trial, offer: Offer, number: int) -> None:
     if number == 0:
         _call(trial, replace(offer, max_new_tokens=min(WARM_UP_TOKENS, offer.max_new_tokens)))
 

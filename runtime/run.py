@@ -60,7 +60,7 @@ class RunOptions:
     prompt_tokens: int = 32
     checks_state: bool = True
     temperature: float = 0.0
-    samples: int = 4096
+    samples: int = 2048
     """Tokens of each entry to test, at a temperature above 0."""
 
 
@@ -135,7 +135,7 @@ def run(
                 try:
                     given = replace(offer, drafter=trial.drafter)
                     if trial.samples:
-                        sample_prompt(trial, given, number, reference, math.ceil(options.samples / len(prompts)))
+                        sample_prompt(trial, given, number, math.ceil(options.samples / len(prompts)))
                     else:
                         run_prompt(trial, given, number, reference, noise)
                 except (Exception, SystemExit) as error:
@@ -258,7 +258,7 @@ def _record(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=str(target.model.dtype).removeprefix("torch.") if target else "",
         model=target.description if target else "not loaded: no entry imports",
-        drafter=describe_drafter(options.drafter),
+        drafter=describe_drafter(options.drafter, options.temperature),
         seed=options.seed,
         max_new_tokens=options.max_new_tokens,
         prompt_lengths=tuple(len(prompt.ids) for prompt in prompts),
