@@ -10,7 +10,7 @@ is chi-square distributed with one degree of freedom less than there are cells. 
 statistic; over many places Pearson's own comes out too small, and lets faults pass. Ranks, because the usual faults
 (tokens accepted that were not drawn, a wrong temperature, a state with a trace of other tokens) move mass along them.
 
-Stock code reads each text twice: in blocks of 16 for the ranks, and in one for the chances. Taken from one reading,
+Stock code reads each text twice: in small blocks for the ranks, and in one for the chances. Taken from one reading,
 what rounding in reduced precision puts first would also look likelier than it is.
 
 The test must be able to fail: the same tokens are also held against the distribution at 1.15 times the temperature.
@@ -34,7 +34,8 @@ SIGNIFICANCE = 1e-3
 CONTROL = 1.15
 MIN_EXPECTED = 20.0
 """Cells with fewer expected tokens are joined to their neighbours: the normal approximation needs them."""
-_BLOCK = 16
+_BLOCK = 5
+"""Of the reading for ranks: shorter than a sampled text, so that the two readings round differently."""
 _POWER_SIGMAS = 1.645
 """As many samples as reject the control 95 times in 100."""
 _MARGIN = 1.2

@@ -157,8 +157,7 @@ class ScriptedDrafter(nn.Module):
         self._drawn = [row.index(token) for row, token in zip(wanted, continuation, strict=True)]
         with torch.no_grad():
             self._hidden = self._solve(wanted)
-        if wanted:
-            self._text.propose([row[0] for row in wanted])
+        self._text.propose([row[0] for row in wanted])
 
     def _remember(self, cache: Any, batch: int, length: int) -> None:
         """Grow the draft cache as a real drafter does, so that `get_seq_length` and `crop` see the same lengths."""

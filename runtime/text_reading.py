@@ -37,10 +37,10 @@ class TextReader:
         self._text = list(self._prompt)
 
     def likeliest(self, position: int, fed_ids: Sequence[int]) -> list[int]:
-        """The next tokens after `fed_ids`, whose first stands at `position`; none where a gap lies before it."""
-        if position > len(self._text):
-            return []
-        self._text = [*self._text[:position], *fed_ids]
+        """The next tokens after `fed_ids`, whose first stands at `position`."""
+        # Accepted by chance from where nothing was proposed: every token was alike there, and 0 comes first.
+        gap = [0] * (position - len(self._text))
+        self._text = [*self._text[:position], *gap, *fed_ids]
         for _ in range(LOOKAHEAD):
             self._text.append(self._next(tuple(self._text)))
         return self._text[-LOOKAHEAD:]
