@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -15,6 +13,7 @@ import click
 
 from ddaudit.auditor.cli_fix import fix
 from ddaudit.auditor.cli_matrix import matrix
+from ddaudit.auditor.cli_options import rule_options, typed, width
 from ddaudit.auditor.cli_run import demo, run
 
 CONFIDENCES = ("guess", "likely", "proven")
@@ -63,29 +62,26 @@ def main() -> None:
     """Find, fix and prove what keeps decoding research code from running on new model architectures."""
 
 
-def _width() -> int:
-    from ddaudit.auditor.report import WIDTH
-
-    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-
-
-def _split(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name.strip() for value in values for name in value.split(","))
-
-
 @main.command(short_help="Report brittle places; nothing is imported or executed.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(["text", "json", "jsonl"]), default="text", show_default=True)
-@click.option("--select", multiple=True, callback=_split, help="Only rules of these code prefixes or slugs.")
-@click.option("--ignore", multiple=True, callback=_split, help="Not rules of these code prefixes or slugs.")
+@rule_options
 @click.option(
     "--min-confidence", type=click.Choice(CONFIDENCES), default="likely", show_default=True,
     help="How sure it must be that a name holds what it seems to.",
 )  # fmt: skip
+@click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
-    paths: tuple[Path, ...], form: str, select: tuple[str, ...], ignore: tuple[str, ...], min_confidence: str
+    paths: tuple[Path, ...],
+    form: str,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    min_confidence: str,
+    files: bool,
 ) -> None:
     """Report brittle places in PATHS (default: this folder). Nothing is imported or executed.
+
+    Of files alone, what their names hold is looked up in their whole repository, and only they are reported.
 
     Exit code 0: clean, 1: findings, 2: something could not be examined.
     """
@@ -93,11 +89,13 @@ def scan(
     from ddaudit.auditor.engine import scan as run_scan
     from ddaudit.auditor.finding import Confidence
 
+    if files and not paths:
+        return
     result = run_scan(paths or (Path("."),), select=select, ignore=ignore, min_confidence=Confidence(min_confidence))
     if form == "json":
         click.echo(report.json_object(result))
     else:
-        for line in report.json_lines(result) if form == "jsonl" else report.text(result, _width()):
+        for line in report.json_lines(result) if form == "jsonl" else report.text(result, width()):
             click.echo(line)
         step = report.next_step(result, _folder(paths))
         if form == "text" and step:
@@ -111,7 +109,7 @@ def _folder(paths: tuple[Path, ...]) -> str:
     """The repository in a command to type next: the one folder that was named, if it was one."""
     if not paths:
         return ""
-    return shlex.quote(str(paths[0])) if len(paths) == 1 and paths[0].is_dir() else "REPOSITORY"
+    return typed(paths) if len(paths) == 1 and paths[0].is_dir() else "REPOSITORY"
 
 
 @click.command(short_help="Print a rule's page, or list all rules.")
@@ -123,7 +121,7 @@ def explain(rule: str | None) -> None:
 
     if rule is None:
         for each in all_rules():
-            for line in report.rule_entry(each, _width()):
+            for line in report.rule_entry(each, width()):
                 click.echo(line)
         return
     for each in select_rules((rule,)):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import FileFacts, learn
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
 from ddaudit.auditor.newer_syntax import newer_syntax
-from ddaudit.auditor.rule import Rule, select_rules
+from ddaudit.auditor.parts import divide, scan_parts
+from ddaudit.auditor.rule import Rule, all_rules, select_rules
+from ddaudit.auditor.selection import select_files
 from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
 from ddaudit.auditor.values import RANK
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -40,6 +41,12 @@ class ScanResult:
         wanted = (Applicability.SAFE, Applicability.UNSAFE) if unsafe else (Applicability.SAFE,)
         return tuple(finding for finding in self.findings if finding.fix and finding.applicability in wanted)
 
+    def only(self, names: frozenset[str]) -> ScanResult:
+        """What concerns these files."""
+        skipped = tuple(entry for entry in self.skipped if entry.path in names)
+        findings = tuple(finding for finding in self.findings if finding.path in names)
+        return ScanResult(findings, skipped, len(names) - len({entry.path for entry in skipped}))
+
     @property
     def exit_code(self) -> int:
         return 2 if self.failed else 1 if self.findings else 0
@@ -52,13 +59,21 @@ def scan(
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
 ) -> ScanResult:
-    """Scan files and folders together: facts of one file serve the others.
+    """Scan files and folders together: facts of one file serve the others. Of files alone only their own findings
+    are given, and the facts are those of their repository.
 
     Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule.
     """
-    select_rules(select, ignore)
-    tree = read_tree(paths)
-    return scan_sources(tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence)
+    rules = select_rules(select, ignore)
+    selection = None if any(path.is_dir() for path in paths) else select_files(paths, markers(rules))
+    tree = selection.tree if selection else read_tree(paths)
+    result = scan_sources(tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence)
+    return result.only(selection.names) if selection else result
+
+
+def markers(rules: Iterable[Rule]) -> frozenset[str]:
+    """Without any of these strings a file has no finding."""
+    return frozenset(marker for rule in rules for marker in rule.markers)
 
 
 def scan_sources(
@@ -69,23 +84,24 @@ def scan_sources(
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
 ) -> ScanResult:
-    """Scan texts in memory, by path. `skipped` is carried into the result."""
-    # Syntax trees are millions of live objects: collecting garbage among them takes longer than the scan.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return _scan(sources, skipped, select_rules(select, ignore), min_confidence)
-    finally:
-        if collects:
-            gc.enable()
+    """Scan texts in memory, by path. `skipped` is carried into the result.
+
+    A repository is examined as a whole, with one set of facts; a tree that is too large for that, folder by folder.
+    """
+    codes = tuple(rule.code for rule in select_rules(select, ignore))
+    results = scan_parts(partial(_scan, codes=codes), divide(sources))
+    findings = (finding for result in results for finding in result.findings)
+    sure = (finding for finding in findings if RANK[finding.confidence] >= RANK[min_confidence])
+    return ScanResult(
+        findings=tuple(sorted(sure, key=lambda finding: finding.sort_key)),
+        skipped=tuple(sorted({*skipped, *(entry for result in results for entry in result.skipped)})),
+        num_scanned=sum(result.num_scanned for result in results),
+    )
 
 
-def _scan(
-    sources: Mapping[str, SourceFile],
-    skipped: tuple[Skipped, ...],
-    rules: Sequence[Rule],
-    min_confidence: Confidence,
-) -> ScanResult:
+def _scan(sources: Mapping[str, SourceFile], codes: tuple[str, ...]) -> ScanResult:
+    """One part's findings by the rules of these codes, in no order."""
+    rules = [rule for rule in all_rules() if rule.code in codes]
     trees: dict[str, ast.Module] = {}
     failed: list[Skipped] = []
     broken: dict[str, str] = {}
@@ -112,12 +128,8 @@ def _scan(
                 num_crashed += 1
                 failed.append(Skipped(file.source.path, SkipReason.CRASH, "an expression is nested too deeply"))
             else:
-                findings += (item for item in found if RANK[item.confidence] >= RANK[min_confidence])
-    return ScanResult(
-        findings=tuple(sorted(findings, key=lambda finding: finding.sort_key)),
-        skipped=tuple(sorted({*skipped, *failed})),
-        num_scanned=len(trees) - num_crashed,
-    )
+                findings += found
+    return ScanResult(tuple(findings), tuple(failed), len(trees) - num_crashed)
 
 
 def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
@@ -125,14 +137,8 @@ def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
 
 
 def _visit(file: FileFacts, rules: Sequence[Rule]) -> Iterator[Finding]:
-    """One walk of the file; each rule sees the node types it asked for."""
-    interested: dict[type[ast.AST], list[Rule]] = defaultdict(list)
+    """Each rule sees the nodes of the types it asked for, in files that have one of its words."""
     for rule in rules:
         if _mentions(file.source, rule.markers):
-            for node_type in rule.nodes:
-                interested[node_type].append(rule)
-    if not interested:
-        return
-    for node in file.nodes:
-        for rule in interested.get(type(node), ()):
-            yield from rule.decide(node, file)
+            for node in file.file.of(*rule.nodes):
+                yield from rule.decide(node, file)

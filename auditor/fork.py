@@ -7,21 +7,23 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.engine import markers, scan_sources
 from ddaudit.auditor.entries import entries_of
 from ddaudit.auditor.patch import patch
 from ddaudit.auditor.report import tool_version
-from ddaudit.auditor.rule import all_rules
+from ddaudit.auditor.rule import select_rules
+from ddaudit.auditor.selection import select_files
 from ddaudit.auditor.settling import Settled, settle
 from ddaudit.auditor.source import Skipped, read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ddaudit.auditor.finding import Finding
     from ddaudit.auditor.record import Entry
-    from ddaudit.auditor.source import SourceFile
+    from ddaudit.auditor.rule import Rule
+    from ddaudit.auditor.source import SourceFile, Tree
 
 MANIFEST = "ddaudit.json"
 PATCH = "ddaudit.patch"
@@ -38,6 +40,8 @@ class Plan:
     """Bytes before and after, of the files that change."""
     entries: tuple[Entry, ...]
     unsafe: bool
+    rules: tuple[Rule, ...]
+    """Those that were looked for."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -62,23 +66,49 @@ def plan_fix(root: Path, *, unsafe: bool = False, select: tuple[str, ...] = (), 
     if root.exists() and not root.is_dir():
         raise NotADirectoryError(f"{root} is not a folder: `fix` takes a repository's root folder")
     tree = read_tree([root])
+    # Written through, a link could change what lies elsewhere.
+    links = frozenset(path for path in tree.sources if _is_behind_link(tree.root, path))
+    return _plan(tree, links, None, unsafe, select, ignore)
+
+
+def plan_fix_files(
+    files: Sequence[Path], *, unsafe: bool = False, select: tuple[str, ...] = (), ignore: tuple[str, ...] = ()
+) -> Plan:
+    """Settle the fixes of these files and no others, with the facts of the repository that they lie in.
+
+    Raises FileNotFoundError for a file that does not exist, ValueError where a rule is unknown.
+    """
+    selection = select_files(files, markers(select_rules(select, ignore)))
+    return _plan(selection.tree, selection.links, selection.names, unsafe, select, ignore)
+
+
+def _plan(
+    tree: Tree,
+    links: frozenset[str],
+    only: frozenset[str] | None,
+    unsafe: bool,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+) -> Plan:
     skipped: tuple[Skipped, ...] = tree.skipped
 
     def scan(sources: Mapping[str, SourceFile]) -> tuple[Finding, ...]:
         nonlocal skipped
         result = scan_sources(sources, tree.skipped, select=select, ignore=ignore)
+        if only is not None:
+            result = result.only(only)
         skipped = result.skipped
         return result.findings
 
-    # Written through, a link could change what lies elsewhere.
-    links = {path: "it is reached through a link" for path in tree.sources if _is_behind_link(tree.root, path)}
-    settled = settle(tree.sources, scan, unsafe=unsafe, locked=links)
+    locked = dict.fromkeys(links, "it is reached through a link")
+    settled = settle(tree.sources, scan, unsafe=unsafe, locked=locked)
     changes = {
         path: (tree.sources[path].encode(), source.encode())
         for path, source in settled.sources.items()
         if source.text != tree.sources[path].text
     }
-    return Plan(tree.root, settled, skipped, changes, entries_of(settled.sources), unsafe)
+    entries = entries_of(settled.sources) if only is None else ()
+    return Plan(tree.root, settled, skipped, changes, entries, unsafe, select_rules(select, ignore))
 
 
 def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
@@ -88,7 +118,7 @@ def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
     """
     record = {
         "tool": {"name": "ddaudit", "version": tool_version()},
-        "rules": {rule.code: rule.slug for rule in all_rules()},
+        "rules": {rule.code: rule.slug for rule in plan.rules},
         "source": {"name": plan.root.name, "commit": _commit(plan.root)},
         "unsafe": plan.unsafe,
         "entries": [{"name": entry.name, **asdict(entry)} for entry in plan.entries],

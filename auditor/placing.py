@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import shutil
 import stat
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.fork import MANIFEST, PATCH, Plan, digest, digest_file, manifest, read_manifest
@@ -17,6 +16,7 @@ from ddaudit.auditor.source import MACHINERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 CACHES = MACHINERY | {".hypothesis", ".nox", ".tox"}
 _RENAME_EXCHANGE = 2
@@ -61,9 +61,10 @@ def write_fork(plan: Plan, target: Path) -> Placed:
     check_target(plan.root, target)
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    work = _free_name(target)
     built = work / target.name
     try:
+        work.mkdir(mode=0o700)
         not_copied = _build(plan, built)
         if target.is_dir() and _contents(target) == _contents(built):
             return Placed(target, False, not_copied)
@@ -85,31 +86,34 @@ def write_in_place(plan: Plan) -> None:
     try:
         for path, (before, after) in plan.changes.items():
             file = plan.root / path
-            ready.append((_beside(file, after), file, before))
+            new = _free_name(file)
+            ready.append((new, file, before))
+            _write(new, after, file)
         for new, file, before in ready:
             os.replace(new, file)
             replaced.append((file, before))
     except BaseException:
         for file, before in replaced:
-            os.replace(_beside(file, before), file)
+            new = _free_name(file)
+            _write(new, before, file)
+            os.replace(new, file)
         raise
     finally:
         for new, _, _ in ready:
             new.unlink(missing_ok=True)
 
 
-def _beside(file: Path, data: bytes) -> Path:
-    """A finished neighbour of `file`, with its mode, that can take its place."""
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    new = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        shutil.copymode(file, new)
-    except BaseException:
-        new.unlink()
-        raise
-    return new
+def _free_name(path: Path) -> Path:
+    """A hidden neighbour that is not there yet. It is known before it is made, so that an interrupt between the two
+    leaves nothing behind."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+def _write(new: Path, data: bytes, like: Path) -> None:
+    """Write a new file with the mode of another one."""
+    with new.open("xb") as stream:
+        stream.write(data)
+    shutil.copymode(like, new)
 
 
 def _build(plan: Plan, folder: Path) -> dict[str, str]:

@@ -161,15 +161,15 @@ class Tree:
     skipped: tuple[Skipped, ...]
 
 
-def read_tree(paths: Sequence[Path]) -> Tree:
-    """Files at or below `paths`. Paths of the result are relative to the one folder given, or to what they share.
+def read_tree(paths: Sequence[Path], root: Path | None = None) -> Tree:
+    """Files at or below `paths`. Paths of the result are relative to `root`: the one folder given, or what they share.
 
     Raises FileNotFoundError for a path that does not exist and ValueError where no Python file is found.
     """
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist")
-    root = _root(paths)
+    root = root or shared_root(paths)
     sources: dict[str, SourceFile] = {}
     skipped: dict[str, Skipped] = {}
     for file in _discover(paths, root, skipped):
@@ -182,9 +182,7 @@ def read_tree(paths: Sequence[Path]) -> Tree:
                 # Reading a pipe waits for its writer, a device may never end.
                 skipped[name] = Skipped(name, SkipReason.UNREADABLE, "it is no regular file")
             elif status.st_size > MAX_BYTES:
-                skipped[name] = Skipped(
-                    name, SkipReason.TOO_LARGE, f"{status.st_size} bytes, the limit is {MAX_BYTES}"
-                )
+                skipped[name] = Skipped(name, SkipReason.TOO_LARGE, f"{status.st_size} bytes, the limit is {MAX_BYTES}")
             else:
                 sources[name] = decode(name, file.read_bytes())
         except OSError as error:
@@ -196,7 +194,8 @@ def read_tree(paths: Sequence[Path]) -> Tree:
     return Tree(root, dict(sorted(sources.items())), tuple(sorted(skipped.values())))
 
 
-def _root(paths: Sequence[Path]) -> Path:
+def shared_root(paths: Sequence[Path]) -> Path:
+    """The one folder among `paths`, else the working folder where all lie below it, else the folder they share."""
     if len(paths) == 1 and paths[0].is_dir():
         return paths[0].resolve()
     folders = [path.resolve() if path.is_dir() else path.resolve().parent for path in paths]
@@ -250,12 +249,15 @@ def _discover(paths: Sequence[Path], root: Path, skipped: dict[str, Skipped]) ->
                 yield entry
 
 
+def is_excluded(folder: Path) -> bool:
+    return folder.name in EXCLUDED or folder.name.endswith(".egg-info") or os.path.exists(folder / "pyvenv.cfg")
+
+
 def _children(folder: Path, root: Path, skipped: dict[str, Skipped]) -> Iterator[Path]:
     for child in sorted(folder.iterdir(), reverse=True):
         if child.name in MACHINERY:
             continue
-        excluded = child.name in EXCLUDED or child.name.endswith(".egg-info") or os.path.exists(child / "pyvenv.cfg")
-        if excluded and os.path.isdir(child):
+        if is_excluded(child) and os.path.isdir(child):
             name = _relative(child, root)
             skipped[name] = Skipped(name, SkipReason.EXCLUDED, "not the repository's own source")
         else:

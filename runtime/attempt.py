@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddaudit.auditor.record import PromptVerdict
 from ddaudit.runtime.binding import bind
+from ddaudit.runtime.decoding import decode_plain
+from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.metering import metered, peak_memory_bytes, reset_peak_memory
+from ddaudit.runtime.references import WARM_UP_TOKENS
 from ddaudit.runtime.results import drain, read_output
 from ddaudit.runtime.scripted import ScriptedDrafter
 from ddaudit.runtime.verdict import judge_prompt
@@ -23,8 +27,6 @@ if TYPE_CHECKING:
     from ddaudit.runtime.decoding import Reference
     from ddaudit.runtime.trial import Trial
 
-WARM_UP_TOKENS = 8
-"""The first call of a shape compiles kernels, which is no part of decoding speed."""
 _SAMPLED_TOKENS = 16
 """Length of a sampled text."""
 
@@ -35,6 +37,14 @@ def run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, no
         offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
     _warm_up(trial, offer, number)
     found = _generate(trial, offer)
+    if len(found) > len(reference.generated_ids) and reference.generated_ids[-1] not in offer.stop_token_ids:
+        # It went on past its budget, by a block of its own perhaps: that is compared too, within reason.
+        if len(found) > 2 * len(reference.generated_ids):
+            raise RunError(
+                f"the entry returned {len(found)} tokens where {offer.max_new_tokens} were asked for",
+                "let it stop at the number of new tokens that it is given",
+            )
+        reference = decode_plain(offer.target, reference.prompt_ids, len(found), offer.stop_token_ids)
     decode = offer.tokenizer.decode if offer.tokenizer is not None else None
     shortfall = offer.block_size - 1
     trial.verdicts.append(
@@ -76,6 +86,7 @@ def _generate(trial: Trial, offer: Offer) -> tuple[int, ...]:
     reset_peak_memory(device)
     meter, returned = _call(trial, offer)
     output = read_output(returned, offer.prompt_ids)
+    _require_known(output.generated_ids, offer.target)
     found = _cut_at_stop(output.generated_ids, offer.stop_token_ids)
     trial.peak = max(trial.peak, peak_memory_bytes(device))
     trial.num_texts += 1
@@ -93,9 +104,24 @@ def _call(trial: Trial, offer: Offer) -> tuple[Any, Any]:
     function = trial.imported.function
     assert function is not None
     bound = bind(function, trial.imported.owner, trial.call.arguments, offer)
+    positional = [
+        name
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_ONLY
+    ]
+    first = [bound.pop(name) for name in positional if name in bound]
     with metered(offer.target, offer.drafter, len(offer.prompt_ids), offer.target.device) as meter, torch.no_grad():
-        returned = drain(function(**bound))
+        returned = drain(function(*first, **bound))
     return meter, returned
+
+
+def _require_known(ids: Sequence[int], model: Any) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if (unknown := next((token for token in ids if not 0 <= token < size), None)) is not None:
+        raise RunError(
+            f"the entry returned {unknown} as a token id, and the target has {size}",
+            "return the ids that were generated, without padding",
+        )
 
 
 def _cut_at_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> tuple[int, ...]:

@@ -237,7 +237,8 @@ def _describe_layers(model: nn.Module) -> str:
     config = text_config(model)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if not kinds:
-        kinds = [type(layer).__name__.removesuffix("Layer") for layer in DynamicCache(config=model.config).layers]
+        sliding = DynamicCache(config=model.config).is_sliding
+        kinds = ["sliding_attention" if is_sliding else "full_attention" for is_sliding in sliding]
     counts = {kind: list(kinds).count(kind) for kind in dict.fromkeys(kinds)}
     return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ddaudit.auditor.edits import settle
 from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.settling import settle
 from ddaudit.auditor.source import SourceFile
 
 MODEL = "from transformers import PreTrainedModel\n\ndef f(m: PreTrainedModel, x, k):\n"
@@ -126,6 +126,11 @@ def test_a_fallback_does_not_make_an_import_uncertain(text):
     use = "def f(m: PreTrainedModel, x):\n    c = DC({})\n    m(x, cache=c)\n"
     head = "from transformers import PreTrainedModel\n" + text
     assert fixed(head + use.format("")) == head + use.format("config=m.config")
+
+
+def test_a_model_that_is_let_go_at_the_end_is_certain_before():
+    text = BOTH + "def f(m: PreTrainedModel, x):\n    c = DynamicCache({})\n    m(x, cache=c)\n    del m\n"
+    assert fixed(text.format("")) == text.format("config=m.config")
 
 
 LOOP = """

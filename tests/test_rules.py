@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddaudit.auditor.edits import apply_fixes
 from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.fixing import apply_fixes
 from ddaudit.auditor.rule import Bad, Good, all_rules, select_rules
 from ddaudit.auditor.source import SourceFile
 
