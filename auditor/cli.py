@@ -15,6 +15,7 @@ import click
 
 from ddaudit.auditor.cli_fix import fix
 from ddaudit.auditor.cli_matrix import matrix
+from ddaudit.auditor.cli_probe import probe
 from ddaudit.auditor.cli_run import demo, run
 
 CONFIDENCES = ("guess", "likely", "proven")
@@ -145,4 +146,5 @@ main.add_command(fix)
 main.add_command(run)
 main.add_command(demo)
 main.add_command(matrix)
+main.add_command(probe)
 main.add_command(explain)
