@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import FileFacts, learn
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
 from ddaudit.auditor.newer_syntax import newer_syntax
+from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
 from ddaudit.auditor.rule import Rule, select_rules
 from ddaudit.auditor.selection import select_files
 from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
+from ddaudit.auditor.targeting import on_targets
 from ddaudit.auditor.values import RANK
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class ScanResult:
     findings: tuple[Finding, ...]
     skipped: tuple[Skipped, ...]
     num_scanned: int
+    notes: tuple[Finding, ...] = ()
+    """Findings that trying refuted: they do not count."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -58,16 +62,21 @@ def scan(
     select: tuple[str, ...] = (),
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
+    targets: tuple[str, ...] = (),
 ) -> ScanResult:
     """Scan files and folders together: facts of one file serve the others. Of files alone only their own findings
     are given, and the facts are those of their repository.
 
-    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule.
+    Severities and messages are those of `targets`, profiles by name or file; without any, of the default one.
+
+    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule or profile.
     """
     rules = select_rules(select, ignore)
     selection = None if any(path.is_dir() for path in paths) else select_files(paths, markers(rules))
     tree = selection.tree if selection else read_tree(paths)
-    result = scan_sources(tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence)
+    result = scan_sources(
+        tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets
+    )
     return result.only(selection.names) if selection else result
 
 
@@ -83,13 +92,16 @@ def scan_sources(
     select: tuple[str, ...] = (),
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
+    targets: tuple[str, ...] = (),
 ) -> ScanResult:
     """Scan texts in memory, by path. `skipped` is carried into the result."""
+    profiles = tuple(load_profile(name) for name in targets or (DEFAULT_TARGET,))
     # Syntax trees are millions of live objects: collecting garbage among them takes longer than the scan.
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _scan(sources, skipped, select_rules(select, ignore), min_confidence)
+        result = _scan(sources, skipped, select_rules(select, ignore), min_confidence)
+        return replace(result, findings=tuple(on_targets(result.findings, profiles)))
     finally:
         if collects:
             gc.enable()

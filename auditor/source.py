@@ -182,9 +182,7 @@ def read_tree(paths: Sequence[Path], root: Path | None = None) -> Tree:
                 # Reading a pipe waits for its writer, a device may never end.
                 skipped[name] = Skipped(name, SkipReason.UNREADABLE, "it is no regular file")
             elif status.st_size > MAX_BYTES:
-                skipped[name] = Skipped(
-                    name, SkipReason.TOO_LARGE, f"{status.st_size} bytes, the limit is {MAX_BYTES}"
-                )
+                skipped[name] = Skipped(name, SkipReason.TOO_LARGE, f"{status.st_size} bytes, the limit is {MAX_BYTES}")
             else:
                 sources[name] = decode(name, file.read_bytes())
         except OSError as error:

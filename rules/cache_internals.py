@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -33,6 +34,8 @@ LAYERLESS = (
 )
 TUPLE = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where it has keys"
 REASON = "what replaces it depends on what the values are for"
+
+PAIRS, KEYS = Claim(Ask.CACHE_PAIRS), Claim(Ask.LAYER_KEYS)
 
 
 class CacheInternals(Rule):
@@ -89,16 +92,24 @@ class CacheInternals(Rule):
             return
         match node:
             case ast.Assign(targets=[ast.Tuple()], value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
-                yield self.report(file, base, cache, fix=REASON, name="k, v = cache", remedy=TUPLE)
+                yield self.report(file, base, cache, fix=REASON, claim=PAIRS, name="k, v = cache", remedy=TUPLE)
             case ast.Attribute(value=base, attr=attr) if attr in REMOVED:
                 cache = file.holds(base, Kind.CACHE)
                 if cache is None and attr == "from_legacy_cache":
                     names = {name for name in file.qualified_names(base) if name.startswith("transformers.")}
                     cache = file.holds(base, Kind.LIBRARY) if names else None
                 if cache is not None:
-                    yield self.report(file, node, cache, fix=REASON, name=attr, remedy=_remedy(attr))
+                    yield self.report(
+                        file,
+                        node,
+                        cache,
+                        fix=REASON,
+                        claim=Claim(Ask.CACHE_NAME, attr),
+                        name=attr,
+                        remedy=_remedy(attr),
+                    )
             case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
-                yield self.report(file, node, cache, fix=REASON, name="cache[i]", remedy=TUPLE)
+                yield self.report(file, node, cache, fix=REASON, claim=PAIRS, name="cache[i]", remedy=TUPLE)
             case ast.Subscript(value=base) if file.holds(base, Kind.CACHE_LAYERS) is not None:
                 yield from self._one_layer(node, file)
             case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
@@ -109,14 +120,14 @@ class CacheInternals(Rule):
         cache = file.holds(node, Kind.CACHE_LAYER)
         reads = isinstance(above, ast.Attribute) and above.attr in ("keys", "values")
         if cache and above and reads and not any(_asks_kind(holder, file) for holder in file.ancestors(node)):
-            yield self.report(file, above, cache, fix=REASON, message=LAYERLESS)
+            yield self.report(file, above, cache, fix=REASON, message=LAYERLESS, claim=KEYS)
 
     def _loop(self, node: ast.AST, iterable: ast.expr, file: FileFacts) -> Iterator[Finding]:
         target = node.target if isinstance(node, ast.For | ast.comprehension) else None
         cache = file.holds(iterable, Kind.CACHE)
         if cache is not None and isinstance(target, ast.Tuple):
             remedy = "iterating it gives triples, and nothing for linear layers; go through `cache.layers`"
-            yield self.report(file, iterable, cache, fix=REASON, name="for k, v in cache", remedy=remedy)
+            yield self.report(file, iterable, cache, fix=REASON, claim=PAIRS, name="for k, v in cache", remedy=remedy)
             return
         layers = file.holds(iterable, Kind.CACHE_LAYERS)
         if layers is None and isinstance(iterable, ast.Call) and iterable.args:
@@ -133,7 +144,7 @@ class CacheInternals(Rule):
             for item in inside
         )
         if reads and not any(_asks_kind(item, file) for item in inside):
-            yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS)
+            yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS, claim=KEYS)
 
 
 def _is_own_forward(node: ast.AST, file: FileFacts) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -128,7 +129,8 @@ class FlatConfigAttribute(Rule):
         elif isinstance(node, ast.Attribute) and not file.is_read(node):
             severity = Severity.SILENT
         fix = _fix(node, base, name, config, file)
-        yield self.report(file, node, config, severity=severity, fix=fix, name=name)
+        ask = Ask.CONFIG_OR_DEFAULT if severity is Severity.SILENT else Ask.CONFIG
+        yield self.report(file, node, config, severity=severity, fix=fix, claim=Claim(ask, name), name=name)
 
 
 def _builds_own_module(base: ast.expr, file: FileFacts) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +194,7 @@ def run_one_token(model: nn.Module, norm: nn.Module | None, **arguments: Any) ->
     places = {"position_ids": torch.zeros(1, 1, dtype=torch.long, device="meta")}
     given = {"input_ids": ids, "use_cache": True, "output_hidden_states": True, **arguments}
     try:
-        with torch.no_grad(), torch.device("meta"):
+        with torch.no_grad(), torch.device("meta"), _without_padding(model):
             try:
                 with operations:
                     seen.output = model(**given)
@@ -218,6 +219,20 @@ def run_one_token(model: nn.Module, norm: nn.Module | None, **arguments: Any) ->
         # By storage: GPT-2 returns a view of what its norm returned.
         seen.is_last_normed = _storage(normed[0]) == _storage(states[-1])
     return seen
+
+
+@contextmanager
+def _without_padding(model: nn.Module) -> Iterator[None]:
+    """No padding token: Transformers would look for it among ids that are not there, to warn."""
+    configs = [model.config, text_config(model)]
+    before = [getattr(each, "pad_token_id", None) for each in configs]
+    for each in configs:
+        each.pad_token_id = None
+    try:
+        yield
+    finally:
+        for each, token_id in zip(configs, before, strict=True):
+            each.pad_token_id = token_id
 
 
 def _storage(tensor: torch.Tensor) -> int:
