@@ -46,8 +46,8 @@ class Outcome(str, Enum):
 
     WORKS = "works"
     RAISES = "raises"
-    SILENT = "is silently wrong"
-    DEPENDS = "is right for some layers only"
+    SILENT = "silently wrong"
+    DEPENDS = "right for some layers only"
 
 
 @dataclass(frozen=True, order=True)

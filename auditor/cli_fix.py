@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +32,17 @@ if TYPE_CHECKING:
 @click.option("--diff", is_flag=True, help="Print the patch and write nothing.")
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if something would change.")
 @click.option("--unsafe", is_flag=True, help="Also apply fixes that are right in the cases known: read the patch.")
+@click.option("--verify", is_flag=True, help="Try what was found on the target's own classes; needs the runtime.")
 @click.option("--files", is_flag=True, help="For hooks: only FILES are meant, and there may be none.")
 def fix(
-    paths: tuple[Path, ...], output: Path | None, in_place: bool, diff: bool, check: bool, unsafe: bool, files: bool
+    paths: tuple[Path, ...],
+    output: Path | None,
+    in_place: bool,
+    diff: bool,
+    check: bool,
+    unsafe: bool,
+    verify: bool,
+    files: bool,
 ) -> None:
     """Write a patched fork of REPOSITORY (default: this folder), which itself stays as it is.
 
@@ -76,6 +85,8 @@ def fix(
         raise ValueError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
     for line in _report(plan, placed, unsafe, whole=source.is_dir()):
         click.echo(line, err=diff)
+    for line in _verified(plan) if verify else ():
+        click.echo(line, err=diff)
     for line in _problems(plan, placed, whole=source.is_dir()):
         click.echo(line, err=True)
     if plan.exit_code == 2 or (placed and placed.not_copied):
@@ -101,6 +112,20 @@ def _report(plan: Plan, placed: Placed | None, unsafe: bool, whole: bool) -> Ite
         if placed.kept_as:
             yield f"the fork before had been changed by hand: it is kept as {_shown(placed.kept_as)}"
         yield f"next: ddaudit run {_shown(placed.target)} --model MODEL"
+
+
+def _verified(plan: Plan) -> Iterator[str]:
+    """What trying the findings came to, and how neutral the lines were and are."""
+    from ddaudit.auditor.cli_verify import try_all
+    from ddaudit.auditor.targeting import neutrality
+
+    found = [item.finding for item in (*plan.settled.fixed, *plan.settled.left)]
+    counts = Counter(finding.verified.status.value for finding in try_all(found) if finding.verified)
+    yield "tried: " + ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+    left = [item.finding for item in plan.settled.left]
+    asked = sum(item.finding.claim is not None for item in plan.settled.fixed)
+    yield f"neutrality before: {neutrality(found)}"
+    yield f"neutrality after:  {neutrality(left, asked)}"
 
 
 def _by_path(items: Iterable[Fixed | Left]) -> Iterator[str]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from ddaudit.auditor.targeting import Neutrality
+
 VERSION = ".".join(map(str, sys.version_info[:2]))
 
 
@@ -35,6 +37,8 @@ class ScanResult:
     num_scanned: int
     notes: tuple[Finding, ...] = ()
     """Findings that trying refuted: they do not count."""
+    neutrality: Neutrality | None = None
+    """How far the lines are from one model, where that was asked."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:

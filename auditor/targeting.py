@@ -35,6 +35,7 @@ def _on_targets(finding: Finding, targets: Sequence[Profile]) -> Finding:
         answers = answers_of(finding.claim, target)
         if answers:
             severities.append(severity_on(finding.severity, list(answers.values())))
+        if answers and severities[-1] is not Severity.WARN:
             said += _sentences(finding.claim, answers)
     if not severities:
         return finding

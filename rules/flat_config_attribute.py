@@ -124,12 +124,12 @@ class FlatConfigAttribute(Rule):
         config = file.holds(base, Kind.CONFIG)
         if config is None or file.holds(base, Kind.TEXT_CONFIG) or _builds_own_module(base, file):
             return
+        if isinstance(node, ast.Attribute) and not file.is_read(node):
+            severity = Severity.SILENT
+        ask = Ask.CONFIG_OR_DEFAULT if severity is Severity.SILENT else Ask.CONFIG
         if name in OLD_SPELLINGS:
             severity = Severity.ERROR
-        elif isinstance(node, ast.Attribute) and not file.is_read(node):
-            severity = Severity.SILENT
         fix = _fix(node, base, name, config, file)
-        ask = Ask.CONFIG_OR_DEFAULT if severity is Severity.SILENT else Ask.CONFIG
         yield self.report(file, node, config, severity=severity, fix=fix, claim=Claim(ask, name), name=name)
 
 

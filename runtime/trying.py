@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from ddaudit.auditor.claim import Answer, Ask, Claim, Outcome
 from ddaudit.auditor.profile import load_profile
 from ddaudit.runtime.architecture import decoder_layers, final_norm
+from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.observing import OneToken, answers, cache_states, run_one_token
 from ddaudit.runtime.probe import build_classes, quiet
 from ddaudit.runtime.takeover import cache_argument
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import nn
+
+__all__ = ["RunError", "Trial", "try_on"]
 
 WORKS = Answer(Outcome.WORKS)
 
