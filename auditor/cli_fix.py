@@ -119,11 +119,12 @@ def _verified(plan: Plan) -> Iterator[str]:
     from ddaudit.auditor.cli_verify import try_all
     from ddaudit.auditor.targeting import neutrality
 
-    found = [item.finding for item in (*plan.settled.fixed, *plan.settled.left)]
+    left = [item.finding for item in plan.settled.left]
+    fixed = [item.finding for item in plan.settled.fixed]
+    found = [*fixed, *left]
     counts = Counter(finding.verified.status.value for finding in try_all(found) if finding.verified)
     yield "tried: " + ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    left = [item.finding for item in plan.settled.left]
-    asked = sum(item.finding.claim is not None for item in plan.settled.fixed)
+    asked = sum(finding.claim is not None for finding in fixed)
     yield f"neutrality before: {neutrality(found)}"
     yield f"neutrality after:  {neutrality(left, asked)}"
 

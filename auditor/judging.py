@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.profile import ClassFacts
 
 WORKS = Answer(Outcome.WORKS)
-_CACHE_NAMES = ("past_key_values", "cache")
+_CACHE_NAMES = ("past_key_values", "cache", "cache_params")
 
 
 def judge(claim: Claim, facts: ClassFacts) -> Answer | None:
@@ -42,8 +42,12 @@ def judge(claim: Claim, facts: ClassFacts) -> Answer | None:
     match claim.ask:
         case Ask.BARE_CACHE:
             return Answer(Outcome.RAISES, stateful) if count else WORKS
-        case Ask.ROLLBACK | Ask.TREE_MASK:
+        case Ask.TREE_MASK:
             return Answer(Outcome.SILENT, stateful) if count else WORKS
+        case Ask.ROLLBACK:
+            # A convolution's inputs come back once their recording is on.
+            recurrent = f"{len(facts.recurrent_layers)} of {len(facts.layer_kinds)} layers carry a recurrent state"
+            return Answer(Outcome.SILENT, recurrent) if facts.recurrent_layers else WORKS
         case Ask.LAYER_KEYS | Ask.LAYER_ATTENTION if without_keys:
             return Answer(Outcome.RAISES, f"layer {without_keys[0]} has no attention")
         case Ask.LAYER_KEYS | Ask.LAYER_ATTENTION:
@@ -85,10 +89,12 @@ def _field(claim: Claim, facts: ClassFacts) -> Answer:
     return Answer(missing, f"`{claim.what}` is at `{places[0]}`" if places else f"there is no `{claim.what}`")
 
 
-def _keyword(name: str, facts: ClassFacts) -> Answer:
-    # From 5.24 on the forward takes `past_key_values` by a decorator, which its signature does not show.
-    if name in facts.forward_arguments or (name in _CACHE_NAMES and facts.cache_argument in _CACHE_NAMES):
+def _keyword(name: str, facts: ClassFacts) -> Answer | None:
+    # A decorator may take a name that the signature does not show.
+    if name in facts.forward_arguments or name in facts.cache_arguments:
         return WORKS
+    if name in _CACHE_NAMES and facts.refused:
+        return None
     known = f"; its cache is `{facts.cache_argument}`" if name in _CACHE_NAMES and facts.cache_argument else ""
     if facts.takes_any_argument:
         return Answer(Outcome.SILENT, f"`{name}` is swallowed unread{known}")

@@ -61,7 +61,11 @@ def _measured(facts: ClassFacts) -> Iterator[tuple[str, str]]:
     yield "convolution state", _bytes(facts.conv_bytes) if facts.conv_bytes else ""
     yield "K/V", f"{_bytes(facts.kv_bytes_per_token)} a token"
     crop = "can be cropped" if facts.is_croppable else "cannot be cropped"
-    yield "cache", f"{facts.cache_class or 'none'} as `{facts.cache_argument}`, {crop}"
+    names = " or ".join(f"`{name}`" for name in facts.cache_arguments)
+    yield (
+        "cache",
+        f"{facts.cache_class} as {names or 'an argument of no known name'}, {crop}" if facts.cache_class else "none",
+    )
     last = "the last after the final norm" if facts.is_last_hidden_state_normed else "the last before the final norm"
     yield "hidden states", f"{facts.num_hidden_states}, {last}" if facts.num_hidden_states else "not given"
     scaled = f"changed after the final norm by {', '.join(facts.logit_operations)}"

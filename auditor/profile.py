@@ -40,6 +40,8 @@ class ClassFacts:
     config_fields: dict[str, tuple[str, ...]]
     """Where each field answers, such as `config.text_config.hidden_size`; aliases answer too."""
     forward_arguments: tuple[str, ...]
+    cache_arguments: tuple[str, ...]
+    """Names under which a cache was given and came back, old ones that a decorator takes among them."""
     takes_any_argument: bool
     """Whether the forward swallows keywords that it does not know."""
     layer_kinds: tuple[str, ...]

@@ -28,6 +28,7 @@ FIELDS = (
     "rope_parameters", "rope_theta", "rope_scaling", "torch_dtype", "dtype",
     "n_embd", "n_layer", "n_head", "n_positions", "n_ctx",
 )  # fmt: skip
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 # What only moves numbers or changes their type, and so is no scaling or cap.
 _MOVES = re.compile(
     r"^(_to_copy|view|_unsafe_view|slice|select|alias|t|transpose|permute|expand|clone|detach|reshape|index|unsqueeze"
@@ -73,6 +74,7 @@ def facts_of(model: nn.Module, loaders: tuple[str, ...]) -> ClassFacts:
         text_config=text_path,
         config_fields=dict(_fields(config, text, text_path)),
         forward_arguments=tuple(name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD),
+        cache_arguments=_cache_arguments(model, seen),
         takes_any_argument=any(each.kind is each.VAR_KEYWORD for each in parameters.values()),
         layer_kinds=states.kinds,
         recurrent_layers=states.recurrent_layers,
@@ -167,6 +169,14 @@ def _final_norm(model: nn.Module) -> nn.Module | None:
         return final_norm(model)
     except ValueError:
         return None
+
+
+def _cache_arguments(model: nn.Module, seen: OneToken) -> tuple[str, ...]:
+    """The names under which a cache is taken and comes back, old ones that a decorator takes among them."""
+    if seen.refused or seen.cache is None:
+        return ()
+    cache = run_one_token(model, None).cache
+    return tuple(name for name in CACHE_ARGUMENTS if run_one_token(model, None, **{name: cache}).cache is cache)
 
 
 def _cache_argument(model: nn.Module) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from contextlib import contextmanager, suppress
@@ -58,7 +59,8 @@ def _configuration(name: str, label: str, trust_remote_code: bool) -> tuple[str,
         config = transformers.AutoConfig.for_model(**profile.config)
         return profile.about, profile.drafter, profile.config, config
     config_class: Any = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else getattr(transformers, name, None)
-    if not (isinstance(config_class, type) and issubclass(config_class, transformers.PreTrainedConfig)):
+    is_config = inspect.isclass(config_class) and issubclass(config_class, transformers.PreTrainedConfig)
+    if not is_config:
         raise RunError(
             f"`{name}` is no folder, hub id, built-in profile, model type or configuration class",
             f"name one that Transformers {transformers.__version__} has, such as `qwen3_next` or `JambaConfig`",

@@ -14,9 +14,9 @@ from ddaudit.auditor.claim import Answer, Ask, Claim, Outcome
 from ddaudit.auditor.profile import load_profile
 from ddaudit.runtime.architecture import decoder_layers, final_norm
 from ddaudit.runtime.errors import RunError
-from ddaudit.runtime.observing import OneToken, answers, cache_states, run_one_token
+from ddaudit.runtime.observing import CACHE_ARGUMENTS, OneToken, answers, run_one_token
 from ddaudit.runtime.probe import build_classes, quiet
-from ddaudit.runtime.takeover import cache_argument
+from ddaudit.runtime.takeover import cache_argument, is_recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -139,30 +139,28 @@ class Trial:
         return [each for states in held for each in states.values() if torch.is_tensor(each)]
 
     def _tree_mask(self, _claim: Claim) -> Answer | None:
-        """Which layers are given the mask that the model is given."""
-        layers = decoder_layers(self.model)
-        kinds = cache_states(self._one.cache, len(layers)).kinds
-        if len(kinds) != len(layers):
+        """Which recurrent mixers, or layers where there are none, are given the mask that the model is given."""
+        if self._one.refused:
             return None
-        reached: set[int] = set()
-        hooks = []
-        for index, layer in enumerate(layers):
+        mixers = [module for module in self.model.modules() if is_recurrent(module)]
+        watched = mixers or list(decoder_layers(self.model))
+        reached: set[nn.Module] = set()
 
-            def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int = index) -> None:
-                if any(torch.is_tensor(each) and each.dim() == 4 for each in (*args, *kwargs.values())):
-                    reached.add(index)
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if any(torch.is_tensor(each) and each.dim() == 4 for each in (*args, *kwargs.values())):
+                reached.add(module)
 
-            hooks.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-        mask = torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16, device="meta")
+        hooks = [module.register_forward_pre_hook(before, with_kwargs=True) for module in watched]
         try:
-            seen = self._run(attention_mask=mask)
+            seen = self._run(attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16, device="meta"))
         finally:
             for hook in hooks:
                 hook.remove()
         if seen.refused:
             return Answer(Outcome.RAISES, seen.refused)
-        blind = [index for index in range(len(layers)) if index not in reached and kinds[index] != "none"]
-        return Answer(Outcome.SILENT, f"{len(blind)} of {len(layers)} layers are given no mask") if blind else WORKS
+        blind = len(watched) - len(reached)
+        what = f"{blind} of {len(watched)} {'recurrent mixers' if mixers else 'layers'} are given no such mask"
+        return Answer(Outcome.SILENT, what) if blind else WORKS
 
     def _cache_name(self, claim: Claim) -> Answer:
         if hasattr(DynamicCache(), claim.what):
@@ -221,17 +219,19 @@ class Trial:
                 return WORKS
         return Answer(Outcome.RAISES, f"the installed Transformers has no `{claim.what}`")
 
-    def _keyword(self, claim: Claim) -> Answer:
-        """By a call: a decorator may take a name that the signature does not show."""
+    def _keyword(self, claim: Claim) -> Answer | None:
         parameters = inspect.signature(self.model.forward).parameters
         if claim.what in parameters:
             return WORKS
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return Answer(Outcome.RAISES, f"the forward takes no `{claim.what}`")
-        if claim.what == "past_key_values" and not self._one.refused and self._one.cache is not None:
+        if claim.what in CACHE_ARGUMENTS:
+            # By a call: a decorator may take a name that the signature does not show.
+            if self._one.refused:
+                return None
             cache = self._cache()
-            seen = self._run(past_key_values=cache)
-            return WORKS if seen.cache is cache else Answer(Outcome.SILENT, f"`{claim.what}` is swallowed unread")
+            if self._run(**{claim.what: cache}).cache is cache:
+                return WORKS
         return Answer(Outcome.SILENT, f"`{claim.what}` is swallowed unread")
 
 

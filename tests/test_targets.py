@@ -32,7 +32,7 @@ CROP = "def back(cache: DynamicCache, n):\n    cache.crop(n)\n"
 
 def only_finding(code: str, *targets: str) -> Finding:
     text = f"from transformers import DynamicCache, PreTrainedModel\n\n{code}"
-    [finding] = scan_sources({"a.py": SourceFile("a.py", text.encode())}, targets=targets).findings
+    [finding] = scan_sources({"a.py": SourceFile("a.py", text)}, targets=targets).findings
     return finding
 
 
