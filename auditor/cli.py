@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -15,6 +13,7 @@ import click
 
 from ddaudit.auditor.cli_fix import fix
 from ddaudit.auditor.cli_matrix import matrix
+from ddaudit.auditor.cli_options import rule_options, typed, width
 from ddaudit.auditor.cli_probe import probe
 from ddaudit.auditor.cli_run import demo, run
 from ddaudit.auditor.cli_verify import verify as verify_result
@@ -65,27 +64,16 @@ def main() -> None:
     """Find, fix and prove what keeps decoding research code from running on new model architectures."""
 
 
-def _width() -> int:
-    from ddaudit.auditor.report import WIDTH
-
-    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-
-
-def _split(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name.strip() for value in values for name in value.split(","))
-
-
 @main.command(short_help="Report brittle places; nothing is imported or executed.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(["text", "json", "jsonl"]), default="text", show_default=True)
-@click.option("--select", multiple=True, callback=_split, help="Only rules of these code prefixes or slugs.")
-@click.option("--ignore", multiple=True, callback=_split, help="Not rules of these code prefixes or slugs.")
+@rule_options
 @click.option(
     "--min-confidence", type=click.Choice(CONFIDENCES), default="likely", show_default=True,
     help="How sure it must be that a name holds what it seems to.",
 )  # fmt: skip
 @click.option(
-    "--target", "targets", multiple=True, metavar="PROFILE", callback=_split,
+    "--target", "targets", multiple=True, metavar="PROFILE",
     help="Model to port to: a built-in profile or a file of `probe --save`; repeatable.  [default: qwen3.6-27b]",
 )  # fmt: skip
 @click.option("--verify", is_flag=True, help="Try each finding on the target's own classes; needs the runtime.")
@@ -124,7 +112,7 @@ def scan(
     if form == "json":
         click.echo(report.json_object(result))
     else:
-        for line in report.json_lines(result) if form == "jsonl" else report.text(result, _width()):
+        for line in report.json_lines(result) if form == "jsonl" else report.text(result, width()):
             click.echo(line)
         step = report.next_step(result, _folder(paths))
         if form == "text" and step:
@@ -138,7 +126,7 @@ def _folder(paths: tuple[Path, ...]) -> str:
     """The repository in a command to type next: the one folder that was named, if it was one."""
     if not paths:
         return ""
-    return shlex.quote(str(paths[0])) if len(paths) == 1 and paths[0].is_dir() else "REPOSITORY"
+    return typed(paths) if len(paths) == 1 and paths[0].is_dir() else "REPOSITORY"
 
 
 @click.command(short_help="Print a rule's page, or list all rules.")
@@ -150,7 +138,7 @@ def explain(rule: str | None) -> None:
 
     if rule is None:
         for each in all_rules():
-            for line in report.rule_entry(each, _width()):
+            for line in report.rule_entry(each, width()):
                 click.echo(line)
         return
     for each in select_rules((rule,)):

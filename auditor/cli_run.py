@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,7 @@ SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "research_repo"
 @click.option("--block-size", type=click.IntRange(min=1), help="Draft block; default: the drafter configuration's.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
 @click.option("--device", default="auto", show_default=True, help="`auto`, `cpu`, `cuda`, `cuda:1`.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the record here.")
 def run(
     folder: Path,
@@ -79,7 +81,7 @@ def run(
             _stop(f"`--prompts {prompt_file}` holds no prompt", "write one a line")
     click.echo(f"ddaudit run executes the code in {folder.name or folder.resolve().name}.", err=True)
     chosen = [_named_entry(text) for text in entries] if entries else _found_entries(folder)
-    record = run_folder(folder, chosen, arguments, {**options, "prompt_texts": prompts})
+    record = run_folder(folder, chosen, arguments, {**options, "prompt_texts": prompts}, json_path)
     _finish(record, json_path)
 
 
@@ -122,7 +124,7 @@ def demo(json_path: Path | None) -> None:
         )
         click.echo("\n3. run the fork on a tiny hybrid, beside plain decoding")
         options = {"model": "tiny-hybrid", "random_weights": True, "device": "cpu", "max_new_tokens": 96}
-        record = run_folder(fork, list(find_entries(fork)), (), options)
+        record = run_folder(fork, list(find_entries(fork)), (), options, json_path)
     _finish(record, json_path)
 
 
@@ -138,12 +140,25 @@ def _finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
     yield f"   {len(findings)} findings"
 
 
-def run_folder(folder: Path, entries: list[Entry], arguments: tuple[str, ...], options: dict[str, Any]) -> Any:
-    """The run's record. Exits with 2 where nothing could be run."""
+def run_folder(
+    folder: Path, entries: list[Entry], arguments: tuple[str, ...], options: dict[str, Any], json_path: Path | None
+) -> Any:
+    """The run's record, kept in `json_path` as it grows. Exits with 2 where nothing could be run."""
+    from ddaudit.auditor.run_report import write_run
+
     runner = _runtime()
+    # The fork may change the working folder.
+    path = json_path and json_path.absolute()
+
+    def keep(record: Any) -> None:
+        if path:
+            write_run(record, path)
+
     try:
         parsed = [runner.parse_argument(text) for text in arguments]
-        return runner.run(folder, entries, parsed, runner.RunOptions(**options), _progress)
+        # What the fork prints is not the report.
+        with contextlib.redirect_stdout(sys.stderr):
+            return runner.run(folder, entries, parsed, runner.RunOptions(**options), _progress, keep=keep)
     except runner.RunError as error:
         _stop(str(error), error.remedy)
 
@@ -164,8 +179,17 @@ def _runtime() -> Any:
 
 def _check_json_path(path: Path | None) -> None:
     """Before the run, which may take an hour, not after it."""
-    if path and not path.absolute().parent.is_dir():
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
         _stop(f"there is no folder for `--json {path}`", "make it first")
+    if path.is_dir():
+        _stop(f"`--json {path}` is a folder", "name a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        _stop(f"`--json {path}` cannot be written: {error.strerror}", "name a file in a folder of yours")
 
 
 def _finish(record: Any, json_path: Path | None) -> None:
@@ -177,6 +201,11 @@ def _finish(record: Any, json_path: Path | None) -> None:
             write_run(record, json_path)
         except OSError as error:
             _stop(f"`--json {json_path}` cannot be written: {error.strerror}", "name a file in a folder of yours")
+    if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
+        # Python would wait for threads that the fork has left running.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(record.exit_code)
     sys.exit(record.exit_code)
 
 

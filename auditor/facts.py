@@ -252,13 +252,17 @@ class FileFacts:
                 for binding in bindings
             )
         around = {id(block) for block in self._blocks(site)}
+        repeats = any(isinstance(above, ast.For | ast.AsyncFor | ast.While) for above in self.ancestors(site))
         is_sure = False
         for binding in bindings:
             if isinstance(binding, ast.arg):
                 is_sure = not self._may_be_none(binding)
                 continue
             statement = self.statement(binding)
-            if statement.lineno >= self.statement(site).lineno or _unbinds(binding):
+            is_later = statement.lineno >= self.statement(site).lineno
+            if is_later and not repeats and isinstance(statement, ast.Delete):
+                continue
+            if is_later or _unbinds(binding):
                 return False
             value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
             is_none = isinstance(value, ast.Constant) and value.value is None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddaudit.auditor.concrete import Concrete
-    from ddaudit.auditor.finding import Edit, Finding
+    from ddaudit.auditor.finding import Edit, Finding, Span
     from ddaudit.auditor.source import SourceFile
 
 
@@ -23,6 +23,8 @@ class Left:
 
     finding: Finding
     reason: str
+    before: Span | None = None
+    """Where it stood in the source, once all is settled."""
 
 
 @dataclass(frozen=True)

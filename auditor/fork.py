@@ -11,7 +11,7 @@ from ddaudit.auditor.engine import markers, scan_sources
 from ddaudit.auditor.entries import entries_of
 from ddaudit.auditor.patch import patch
 from ddaudit.auditor.report import tool_version
-from ddaudit.auditor.rule import all_rules, select_rules
+from ddaudit.auditor.rule import select_rules
 from ddaudit.auditor.selection import select_files
 from ddaudit.auditor.settling import Settled, settle
 from ddaudit.auditor.source import Skipped, read_tree
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.finding import Finding
     from ddaudit.auditor.record import Entry
+    from ddaudit.auditor.rule import Rule
     from ddaudit.auditor.source import SourceFile, Tree
 
 MANIFEST = "ddaudit.json"
@@ -39,6 +40,8 @@ class Plan:
     """Bytes before and after, of the files that change."""
     entries: tuple[Entry, ...]
     unsafe: bool
+    rules: tuple[Rule, ...]
+    """Those that were looked for."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -105,7 +108,7 @@ def _plan(
         if source.text != tree.sources[path].text
     }
     entries = entries_of(settled.sources) if only is None else ()
-    return Plan(tree.root, settled, skipped, changes, entries, unsafe)
+    return Plan(tree.root, settled, skipped, changes, entries, unsafe, select_rules(select, ignore))
 
 
 def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
@@ -115,7 +118,7 @@ def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
     """
     record = {
         "tool": {"name": "ddaudit", "version": tool_version()},
-        "rules": {rule.code: rule.slug for rule in all_rules()},
+        "rules": {rule.code: rule.slug for rule in plan.rules},
         "source": {"name": plan.root.name, "commit": _commit(plan.root)},
         "unsafe": plan.unsafe,
         "entries": [{"name": entry.name, **asdict(entry)} for entry in plan.entries],

@@ -62,10 +62,8 @@ def _measured(facts: ClassFacts) -> Iterator[tuple[str, str]]:
     yield "K/V", f"{_bytes(facts.kv_bytes_per_token)} a token"
     crop = "can be cropped" if facts.is_croppable else "cannot be cropped"
     names = " or ".join(f"`{name}`" for name in facts.cache_arguments)
-    yield (
-        "cache",
-        f"{facts.cache_class} as {names or 'an argument of no known name'}, {crop}" if facts.cache_class else "none",
-    )
+    taken = f"taken as {names}" if names else "taken under no known name"
+    yield "cache", f"{facts.cache_class}, {taken}, {crop}" if facts.cache_class else "none"
     last = "the last after the final norm" if facts.is_last_hidden_state_normed else "the last before the final norm"
     yield "hidden states", f"{facts.num_hidden_states}, {last}" if facts.num_hidden_states else "not given"
     scaled = f"changed after the final norm by {', '.join(facts.logit_operations)}"

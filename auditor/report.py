@@ -80,7 +80,7 @@ def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
     for path, findings in groupby(result.findings, key=lambda finding: finding.path):
         yield shown(path)
         for finding in findings:
-            yield _clip(_row(finding), width)
+            yield clip(_row(finding), width)
         yield ""
     if result.findings:
         yield "what to do"
@@ -117,7 +117,7 @@ def _verified(result: ScanResult, width: int) -> Iterator[str]:
     for note in result.notes:
         place = f"{shown(note.path)}:{note.span.line}:{note.span.column}"
         reason = note.verified.reason if note.verified else ""
-        yield from _wrap(f"note: {place} {note.code} {note.expr}: refuted, {reason}", width, "    ", "      ")
+        yield from wrap(f"note: {place} {note.code} {note.expr}: refuted, {reason}", width, "    ", "      ")
     yield ""
     yield f"neutrality: {result.neutrality}"
 
@@ -137,14 +137,16 @@ def _remedies(findings: Sequence[Finding], width: int) -> Iterator[str]:
         found = [finding for finding in findings if finding.code == code]
         yield f"  {code} {found[0].slug}, {len(found)} here"
         for message in dict.fromkeys(finding.message for finding in found):
-            yield from _wrap(message, width, "    ", "      ")
+            yield from wrap(message, width, "    ", "      ")
 
 
-def _clip(line: str, width: int) -> str:
+def clip(line: str, width: int) -> str:
+    """The line, cut where it is longer."""
     return line if len(line) <= width else line[: max(width - 3, 0)] + "..."
 
 
-def _wrap(line: str, width: int, first: str, others: str) -> list[str]:
+def wrap(line: str, width: int, first: str, others: str) -> list[str]:
+    """The line broken between words, each part with its indent."""
     return textwrap.wrap(
         line, max(width, 40), initial_indent=first, subsequent_indent=others,
         break_long_words=False, break_on_hyphens=False,
@@ -154,7 +156,7 @@ def _wrap(line: str, width: int, first: str, others: str) -> list[str]:
 def summary_line(result: ScanResult) -> str:
     counts = summary(result)
     line = (
-        f"{_count(counts['findings'], 'finding')} in {_count(counts['scanned'], 'file')} scanned"
+        f"{count(counts['findings'], 'finding')} in {count(counts['scanned'], 'file')} scanned"
         f" ({counts['skipped']} skipped, {counts['failed']} failed)"
     )
     if counts["findings"]:
@@ -170,7 +172,7 @@ def skipped_line(entry: Skipped) -> str:
 def rule_entry(rule: Rule, width: int = WIDTH) -> Iterator[str]:
     """The rule in the list of all: its name, then what it finds."""
     yield _rule_head(rule)
-    yield from _wrap(first_sentence(rule.page), width, "    ", "    ")
+    yield from wrap(first_sentence(rule.page), width, "    ", "    ")
 
 
 def rule_page(rule: Rule) -> Iterator[str]:
@@ -195,5 +197,6 @@ def _indent(code: str) -> str:
     return "\n".join(f"    {line}".rstrip() for line in code.rstrip().splitlines())
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

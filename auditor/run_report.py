@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord
 
-_WIDTH = 110
+_WIDTH = 100
 _COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
 
 
@@ -108,15 +108,20 @@ def _rows(record: RunRecord) -> list[tuple[str, ...]]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in [_COLUMNS, *rows]) for i in range(len(_COLUMNS))]
-    last = len(_COLUMNS) - 1
-    return [
-        "  ".join(
-            cell.ljust(width) if i in (0, last) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [_COLUMNS, *rows]
-    ]
+    """Rows below each other; a name that is too long for that stands on a line of its own, above its figures."""
+    table = [_COLUMNS, *rows]
+    figures = [max(len(row[i]) for row in table) for i in range(1, len(_COLUMNS))]
+    room = _WIDTH - sum(figures) - 2 * len(figures)
+    first = max(len(row[0]) for row in table if len(row[0]) <= room)
+    lines = []
+    for name, *cells in table:
+        if len(name) > room:
+            lines += textwrap.wrap(name, _WIDTH)
+            name = ""
+        *numbers, verdict = cells
+        padded = [cell.rjust(width) for cell, width in zip(numbers, figures, strict=False)]
+        lines.append("  ".join([name.ljust(first), *padded, verdict]).rstrip())
+    return lines
 
 
 def _details(entry: EntryRecord) -> list[str]:

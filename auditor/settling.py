@@ -14,7 +14,7 @@ from ddaudit.auditor.fixing import Applied, Left, apply_fixes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ddaudit.auditor.finding import Edit
+    from ddaudit.auditor.finding import Edit, Span
     from ddaudit.auditor.source import SourceFile
 
 MAX_PASSES = 10
@@ -27,6 +27,8 @@ class Fixed:
     finding: Finding
     how: str
     """`edited` by its own fix, or `follows` from the fixes of others."""
+    by: tuple[str, ...] = ()
+    """Codes of those others, where it follows: of one, unless nothing tells them apart."""
 
 
 @dataclass(frozen=True)
@@ -129,16 +131,20 @@ class _Attempt:
             self.failed[path] = reason
             return
         for finding in applied.findings:
-            offset = offset_before(finding.span.start, self.steps[path])
-            end = max(offset, offset_before(finding.span.end, self.steps[path]))
-            self.edited.append(replace(finding, span=self.original[path].span(offset, end)))
+            self.edited.append(replace(finding, span=self._span_before(finding)))
         self.steps[path] += applied.steps
         self.sources[path] = applied.source
 
+    def _span_before(self, finding: Finding) -> Span:
+        """Where what stands there now stood in the source."""
+        steps = self.steps[finding.path]
+        start = offset_before(finding.span.start, steps)
+        return self.original[finding.path].span(start, max(start, offset_before(finding.span.end, steps)))
+
     def result(self) -> Settled:
-        left = tuple(Left(finding, self._why_left(finding)) for finding in self.after)
+        left = tuple(Left(finding, self._why_left(finding), self._span_before(finding)) for finding in self.after)
         fixed = [Fixed(finding, "edited") for finding in self.edited]
-        fixed += [Fixed(finding, "follows") for finding in self._followed()]
+        fixed += [Fixed(finding, "follows", self._mended_by(finding)) for finding in self._followed()]
         changed = {path: source for path, source in self.sources.items() if source.text != self.original[path].text}
         return Settled(
             sources=self.sources,
@@ -175,6 +181,18 @@ class _Attempt:
             else:
                 gone.append(finding)
         return gone
+
+    def _mended_by(self, finding: Finding) -> tuple[str, ...]:
+        """Codes of the fixes that took the finding away: over its text, else with what its message asks for."""
+        span = finding.span
+        here = [item for item in self.edited if item.path == finding.path]
+        over = [item for item in here if item.span.start < span.end and span.start < item.span.end]
+        asked = [
+            item
+            for item in self.edited
+            if item.fix and any(f"`{needed.name}" in finding.message for needed in item.fix.imports)
+        ]
+        return tuple(sorted({item.code for item in over or asked or here or self.edited}))
 
 
 def _fault(before: SourceFile, after: SourceFile) -> str:

@@ -46,7 +46,7 @@ def parse_argument(text: str) -> Argument:
         raise RunError(f"`--arg {text}`: `{parameter}` is not a parameter's name", "write `--arg function.name=value`")
     try:
         parsed = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         parsed = value
     return Argument(function, parameter, parsed)
 

@@ -92,7 +92,9 @@ def bind(
             own = {name: value for name, value in arguments.items() if name in constructor}
             arguments = {name: value for name, value in arguments.items() if name in parameters or name not in own}
             receiver["self"] = owner(**_bind(constructor, _constructor_hints(owner), own, offer, owner.__name__))
-    return receiver | _bind(parameters, _type_hints(function), arguments, offer, function.__name__)
+    return receiver | _bind(
+        parameters, _type_hints(function), arguments, offer, getattr(function, "__name__", type(function).__name__)
+    )
 
 
 def drafter_class(function: Callable[..., Any], owner: type | None) -> type | None:

@@ -98,8 +98,8 @@ class VerifiableCache(DynamicCache):
             if self._forward_of is not None:
                 raise RuntimeError(_UNFINISHED)
             self._settle()
-            self._forward_of = id(module)
             self._start_window(module, kwargs)
+            self._forward_of = id(module)
         if self._sliding and module is decoder(self._live_model()):
             self._mask_windowed_layers(kwargs)
 
@@ -127,7 +127,7 @@ class VerifiableCache(DynamicCache):
             window = Window.chain(start, length)
         self._holds_images = self._holds_images or any(name.startswith("pixel_values") for name in kwargs)
         if positions is None and window.parents is not None and self._may_number(module):
-            kwargs["position_ids"] = positions = start + torch.tensor([window.depths], device=fed.device)
+            kwargs["position_ids"] = positions = window.positions(fed.device)
         self.window = window
         self._feeding = None if ids is None or self._holds_images else Tokens(ids, positions)
         for recurrent in self.recurrent.values():
@@ -149,7 +149,7 @@ class VerifiableCache(DynamicCache):
         if mask is None or window is None:
             return
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        at = window.start + torch.tensor(window.depths, device=mask.device)
+        at = window.positions(mask.device)[0]
         keys = torch.cat([torch.arange(window.start, device=mask.device), at])
         kinds = dict.fromkeys(_layer_type(self._live_model(), index) for index in range(len(self.layers)))
         masks: dict[str, torch.Tensor | None] = dict.fromkeys(kinds)

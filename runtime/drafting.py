@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from ddaudit.runtime.architecture import text_config
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.hub import not_cached, why_offline
 from ddaudit.runtime.initializing import build_random, require_memory
 from ddaudit.runtime.loading import Target, checkpoint_bytes, looks_like_hub_id, read_config, require_weights
 from ddaudit.runtime.profile import load_profile
@@ -61,21 +62,23 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
         scripted = _scripted_class(own_class)
         config = _make_config(own_class, plan)
         return scripted(target.model, config, plan, p, q, seed, _returns_logits(own_class))
+    is_folder = Path(spec).is_dir()
+    is_trained = is_folder or (_is_by_name(spec) and looks_like_hub_id(spec))
+    is_local = is_folder or (is_trained and bool(why_offline(spec)))
     if own_class is None:
-        if not _is_by_name(spec):
+        if not is_trained:
             raise RunError(
-                "no drafter class was found in the repository: `--drafter random` has nothing to build",
+                f"no drafter class was found in the repository: `--drafter {spec}` has nothing to build",
                 "use `--drafter scripted:0.7`, or name a draft model's folder",
             )
-        return AutoModelForCausalLM.from_pretrained(spec, dtype=dtype).to(device).eval()
+        return AutoModelForCausalLM.from_pretrained(spec, dtype=dtype, local_files_only=is_local).to(device).eval()
     config = _make_config(own_class, plan)
-    is_folder = Path(spec).is_dir()
-    if is_folder or (_is_by_name(spec) and looks_like_hub_id(spec)):
+    if is_trained:
         if is_folder:
             require_weights(Path(spec))
             require_memory(checkpoint_bytes(Path(spec)), device, Path(spec).name)
         drafter = own_class.from_pretrained(  # type: ignore[attr-defined]
-            spec, config=config, dtype=dtype, local_files_only=is_folder
+            spec, config=config, dtype=dtype, local_files_only=is_local
         )
         return drafter.to(device).eval()
     return build_random(lambda: _build(own_class, config, dtype), device, f"a random {own_class.__name__}", seed)
@@ -115,7 +118,17 @@ def _named_config(spec: str) -> dict[str, Any]:
     if looks_like_hub_id(spec):
         from huggingface_hub import hf_hub_download
 
-        return read_config(Path(hf_hub_download(spec, "config.json")).parent)
+        is_offline = bool(why_offline(spec))
+        try:
+            path = hf_hub_download(spec, "config.json", local_files_only=is_offline)
+        except Exception as error:
+            if is_offline:
+                raise not_cached(spec) from error
+            raise RunError(
+                f"`{spec}` does not load: {type(error).__name__}: {error}".splitlines()[0],
+                "name a draft model that has a config.json",
+            ) from error
+        return read_config(Path(path).parent)
     profile = load_profile(spec)
     if profile.kind != "drafter":
         raise RunError(f"`--drafter {spec}` is a {profile.kind}", f"use it as `--model {spec}`")

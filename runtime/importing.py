@@ -8,12 +8,17 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.errors import RunError, describe
+from ddaudit.runtime.requirements import install_command, missing_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import ModuleType
+
+_UNDERNEATH = ("torch", "transformers")
+_SHARED = sys.stdlib_module_names | {"ddaudit"}
+"""Already imported, these stay: what runs underneath goes on importing them, and a namesake would break it."""
 
 
 @contextlib.contextmanager
@@ -26,10 +31,16 @@ def isolated_imports(folder: Path) -> Iterator[None]:
     """
     folder = folder.resolve()
     roots = [root for root in (folder, folder / "src") if root.is_dir()]
+    for name in _UNDERNEATH:
+        if any((root / f"{name}.py").is_file() or (root / name / "__init__.py").is_file() for root in roots):
+            raise RunError(
+                f"`{folder.name}` has a module of its own called `{name}`, which hides the installed one",
+                f"rename it, and what imports it: this command decodes with the installed `{name}`",
+            )
     set_aside = {
         name: sys.modules.pop(name)
         for name in list(sys.modules)
-        if _owns(roots, name.partition(".")[0]) and name.partition(".")[0] != "ddaudit"
+        if _owns(roots, name.partition(".")[0]) and name.partition(".")[0] not in _SHARED
     }
     before = set(sys.modules)
     path, cwd, dont_write_bytecode = list(sys.path), os.getcwd(), sys.dont_write_bytecode
@@ -51,9 +62,14 @@ def isolated_imports(folder: Path) -> Iterator[None]:
             sys.path_importer_cache.pop(str(root), None)
 
 
-def load_function(folder: Path, module_name: str, qualname: str) -> tuple[Callable[..., Any], type | None]:
-    """`function` or `Class.method` of a module of `folder`, and the class. Call inside `isolated_imports`."""
-    module = _import_module(folder, module_name)
+def load_function(
+    folder: Path, module_name: str, qualname: str, modules: Sequence[str] = ()
+) -> tuple[Callable[..., Any], type | None]:
+    """`function` or `Class.method` of a module of `folder`, and the class. Call inside `isolated_imports`.
+
+    `modules` are all that will be imported: what has to be installed for them is said at once.
+    """
+    module = _import_module(folder, module_name, modules)
     owner: type | None = None
     found: Any = module
     for part in qualname.split("."):
@@ -70,7 +86,7 @@ def load_function(folder: Path, module_name: str, qualname: str) -> tuple[Callab
     return found, owner
 
 
-def _import_module(folder: Path, module_name: str) -> ModuleType:
+def _import_module(folder: Path, module_name: str, modules: Sequence[str]) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -80,17 +96,30 @@ def _import_module(folder: Path, module_name: str) -> ModuleType:
                 f"`{module_name}` does not import: no module named `{error.name}` in `{folder.name}`",
                 "give the name as the repository imports it from its root: `--entry package.module:function`",
             ) from error
-        remedy = f"`pip install {missing}` (the package may have another name than the module)"
-        if (folder / "requirements.txt").is_file():
-            remedy += f", or all it asks for: `pip install -r {folder.name}/requirements.txt`"
-        raise RunError(f"`{module_name}` needs the package `{missing}`, which is not installed", remedy) from error
-    except RunError:
+        raise _not_installed(folder, module_name, modules, error) from error
+    except (RunError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise RunError(
-            f"`{module_name}` does not import: {type(error).__name__}: {error}",
+            f"`{module_name}` does not import: {describe(error)}",
             f"it must import on its own: try `python -c 'import {module_name}'` in that folder",
         ) from error
+
+
+def _not_installed(folder: Path, module_name: str, modules: Sequence[str], error: ModuleNotFoundError) -> RunError:
+    roots, name = (folder, folder / "src"), error.name or ""
+    top = name.partition(".")[0]
+    if name != top and top in sys.modules:
+        return RunError(
+            f"`{module_name}` needs `{name}`, which the installed `{top}` does not have",
+            f"take a release of `{top}` that has it, or another import",
+        )
+    missing = {top} | missing_packages(roots, [module_name])
+    names, are = ", ".join(f"`{each}`" for each in sorted(missing)), "are" if len(missing) > 1 else "is"
+    return RunError(
+        f"`{module_name}` needs {names}, which {are} not installed",
+        f"`{install_command(missing | missing_packages(roots, modules))}` (a package may have another name there)",
+    )
 
 
 def _owns(roots: list[Path], name: str) -> bool:

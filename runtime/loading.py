@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.errors import RunError, describe
+from ddaudit.runtime.hub import not_cached, why_offline
 from ddaudit.runtime.initializing import build_random, require_memory
 from ddaudit.runtime.kernels import serve_cpu
 from ddaudit.runtime.profile import load_profile
@@ -88,7 +89,16 @@ def load_target(name: str, *, random_weights: bool, loader: str, dtype: str, dev
     else:
         if is_folder:
             require_memory(checkpoint_bytes(folder), device, label)
-        model = _from_hub_or_folder(model_class, name, is_folder, config=config, dtype=chosen).to(device).eval()
+        model, found = _from_hub_or_folder(
+            model_class, name, is_folder, config=config, dtype=chosen, output_loading_info=True
+        )
+        if missing := sorted(found["missing_keys"]):
+            # Transformers fills them with random numbers and a warning.
+            raise RunError(
+                f"`{label}` lacks {len(missing)} of the model's weights, such as `{missing[0]}`",
+                "take the whole checkpoint, or the other `--loader`",
+            )
+        model = model.to(device).eval()
     serve_cpu(model)
     kind = "built-in profile" if profile else ("folder" if is_folder else "hub")
     weights = f"random weights, seed {seed}" if random_weights else "checkpoint"
@@ -136,12 +146,15 @@ def _from_config(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 def _from_hub_or_folder(loaded_class: Any, name: str, is_folder: bool, **arguments: Any) -> Any:
+    is_offline = not is_folder and bool(why_offline(name))
     try:
-        return loaded_class.from_pretrained(name, local_files_only=is_folder, **arguments)
-    except (OSError, ValueError) as error:
+        return loaded_class.from_pretrained(name, local_files_only=is_folder or is_offline, **arguments)
+    except Exception as error:  # a broken checkpoint raises what its reader happens to: KeyError, SafetensorError ...
+        if is_offline:
+            raise not_cached(name) from error
         label = Path(name).name if is_folder else name
         raise RunError(
-            f"`{label}` does not load: {str(error).splitlines()[0]}",
+            f"`{label}` does not load: {describe(error).splitlines()[0]}",
             "check the name, the files in the folder, and for a hub id the connection",
         ) from error
 
@@ -152,6 +165,6 @@ def _load_tokenizer(name: str, is_folder: bool) -> Any:
     if is_folder and not any(path for pattern in TOKENIZER_PATTERNS for path in Path(name).glob(pattern)):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=is_folder)
-    except (OSError, ValueError, TypeError, AttributeError, ImportError):
+        return AutoTokenizer.from_pretrained(name, local_files_only=is_folder or bool(why_offline(name)))
+    except Exception:  # the tokenizers package raises bare ones
         return None

@@ -30,7 +30,10 @@ def make_prompts(target: Target, options: RunOptions, mask_token_id: int) -> lis
                 f"{target.description} has no tokenizer for `--prompt`",
                 "leave the prompts out: random token ids are used then",
             )
-        return [Prompt(_encode(target.tokenizer, text), text) for text in options.prompt_texts]
+        prompts = [Prompt(_encode(target.tokenizer, text), text) for text in options.prompt_texts]
+        if empty := next((prompt for prompt in prompts if not prompt.ids), None):
+            raise RunError(f"the prompt {empty.text!r} has no token", "give a prompt of a token at least")
+        return prompts
     if options.num_prompts < 1 or options.prompt_tokens < 1:
         raise RunError(
             f"{options.num_prompts} prompts of {options.prompt_tokens} tokens are nothing to run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def read_output(returned: Any, prompt_ids: Sequence[int]) -> Output:
 
 def _find_ids(value: Any) -> list[int] | None:
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point() or value.dim() == 0:
+        if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool or value.dim() not in (1, 2):
             return None
         return [int(token) for token in (value[0] if value.dim() > 1 else value).tolist()]
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, numbers.Integral) for item in value):
@@ -103,7 +104,7 @@ def _numbers(value: Any) -> tuple[float, ...]:
         value = value.flatten().tolist()
     if isinstance(value, numbers.Real):
         value = [value]
-    if isinstance(value, (list, tuple)) and all(isinstance(item, numbers.Real) for item in value):
+    if isinstance(value, (list, tuple)) and all(_is_number(item) for item in value):
         return tuple(float(item) for item in value)
     return ()
 
@@ -111,7 +112,11 @@ def _numbers(value: Any) -> tuple[float, ...]:
 def _seconds(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         return {}
-    return {str(name): float(time) for name, time in value.items() if isinstance(time, numbers.Real)}
+    return {str(name): float(time) for name, time in value.items() if _is_number(time)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def _describe(value: Any) -> str:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from dataclasses import dataclass, replace
 from importlib import metadata
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ import transformers
 from ddaudit.auditor.record import PlainRecord, RunRecord
 from ddaudit.runtime.arguments import expand, parse_argument
 from ddaudit.runtime.binding import Offer, bind, drafter_class, parameter_names
+from ddaudit.runtime.containing import closed_off, settings_kept, signals_kept
 from ddaudit.runtime.decoding import Reference, decode_plain
 from ddaudit.runtime.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
 from ddaudit.runtime.errors import RunError
@@ -22,10 +24,11 @@ from ddaudit.runtime.importing import isolated_imports, lies_under, load_functio
 from ddaudit.runtime.loading import Target, choose_device, load_target
 from ddaudit.runtime.metering import metered, peak_memory_bytes, reset_peak_memory
 from ddaudit.runtime.prompts import Prompt, make_prompts
+from ddaudit.runtime.references import WARM_UP_TOKENS, decode_references, is_changed, require_positions, wanted_stops
 from ddaudit.runtime.results import drain, read_output
 from ddaudit.runtime.scripted import ScriptedDrafter
 from ddaudit.runtime.trial import Imported, Trial, explain, finish
-from ddaudit.runtime.verdict import judge_prompt, measure_noise
+from ddaudit.runtime.verdict import judge_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,11 +38,6 @@ if TYPE_CHECKING:
     from ddaudit.runtime.arguments import Argument
 
 __all__ = ["RunError", "RunOptions", "parse_argument", "run"]
-
-_NOISE_POSITIONS = 128
-"""Choices a prompt whose logits are kept for the noise: 127 MB a prompt at a vocabulary of 248,320."""
-_WARM_UP_TOKENS = 8
-"""The first call of a shape compiles kernels, which is no part of decoding speed."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,12 @@ def run(
     options: RunOptions,
     progress: Callable[[str], None] = lambda text: None,
     target: Target | None = None,
+    keep: Callable[[RunRecord], None] = lambda record: None,
 ) -> RunRecord:
     """Plain decoding, then each entry, over the prompts. An entry that fails does not stop the others.
 
-    `target` stands in for the one that the options name.
+    `target` stands in for the one that the options name. `keep` is given the record so far after each prompt of
+    each entry, and an interrupted run returns it: entries that have not seen every prompt are errors in it.
 
     Raises:
         RunError: where nothing could be run: no model, no prompt, no entry.
@@ -82,65 +82,143 @@ def run(
     device = choose_device(options.device)
     # A mistake in it would otherwise show only after the model is loaded and has decoded.
     describe_drafter(options.drafter)
-    with isolated_imports(folder), warnings.catch_warnings():
+    # The repository's code may change the working folder.
+    folder = folder.resolve()
+    so_far = _SoFar(folder, options, device, target)
+    with closed_off(), isolated_imports(folder), warnings.catch_warnings():
         # A scan says so at each place (DDA403), and no fix renames it: the new name needs Transformers 5.24.
         warnings.filterwarnings("ignore", r"`past_key_values` is deprecated", FutureWarning)
+        try:
+            _run(so_far, entries, arguments, progress, keep)
+        except KeyboardInterrupt:
+            progress("interrupted")
+    return so_far.record()
+
+
+@dataclass
+class _SoFar:
+    """A run under way."""
+
+    folder: Path
+    options: RunOptions
+    device: torch.device
+    target: Target | None
+    trials: Sequence[Trial] = ()
+    prompts: Sequence[Prompt] = ()
+    plain: PlainRecord | None = None
+    noise: Noise | None = None
+
+    def record(self) -> RunRecord:
+        try:
+            version = metadata.version("ddaudit")
+        except metadata.PackageNotFoundError:
+            version = "unknown"
+        target, options, is_cuda = self.target, self.options, self.device.type == "cuda"
+        return RunRecord(
+            ddaudit_version=version,
+            python_version=platform.python_version(),
+            torch_version=torch.__version__,
+            transformers_version=transformers.__version__,
+            fork=self.folder.name,
+            device=torch.cuda.get_device_name(self.device) if is_cuda else "cpu",
+            dtype=str(target.model.dtype).removeprefix("torch.") if target else "",
+            model=target.description if target else "not loaded: no entry imports",
+            drafter=describe_drafter(options.drafter),
+            seed=options.seed,
+            max_new_tokens=options.max_new_tokens,
+            prompt_lengths=tuple(len(prompt.ids) for prompt in self.prompts),
+            noise=self.noise,
+            plain=self.plain,
+            entries=tuple(finish(trial, len(self.prompts)) for trial in self.trials),
+            peak_memory_kind="device" if is_cuda else "process",
+        )
+
+
+def _run(
+    so_far: _SoFar,
+    entries: Sequence[Entry],
+    arguments: Sequence[Argument],
+    progress: Callable[[str], None],
+    keep: Callable[[RunRecord], None],
+) -> None:
+    folder, options = so_far.folder, so_far.options
+    with signals_kept():
         imported = _import_entries(entries, folder)
-        calls = expand({entry: found.parameters for entry, found in imported.items()}, arguments)
-        trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
-        if not any(trial.is_alive for trial in trials):
-            return _record(folder, options, device, None, (), None, None, trials)
-        if target is None:
-            progress(f"loading {options.model}")
-            target = load_target(
-                options.model,
-                random_weights=options.random_weights,
-                loader=options.loader,
-                dtype=options.dtype,
-                device=device,
-                seed=options.seed,
-            )
-        plan = plan_drafts(options.drafter, target, options.block_size)
-        _make_drafters(trials, folder, options, plan, target)
-        prompts = make_prompts(target, options, plan.mask_token_id)
-        stop_token_ids = _stop_token_ids(target)
-        plain, references, noise = _decode_references(target, prompts, options, plan, stop_token_ids, progress)
-        for number, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
-            offer = Offer(
-                target=target.model,
-                drafter=None,
-                tokenizer=target.tokenizer,
-                prompt_ids=prompt.ids,
-                prompt_text=prompt.text,
-                max_new_tokens=options.max_new_tokens,
-                block_size=plan.block_size,
-                mask_token_id=plan.mask_token_id,
-                target_layer_ids=plan.target_layer_ids,
-                stop_token_ids=stop_token_ids,
-                seed=options.seed,
-            )
-            for trial in trials:
-                if not trial.is_alive:
-                    continue
-                progress(f"prompt {number + 1} of {len(prompts)}: {trial.call.name}")
-                try:
-                    _run_prompt(trial, replace(offer, drafter=trial.drafter), number, reference, noise)
-                except (Exception, SystemExit) as error:
-                    trial.failure = explain(error, folder)
-    return _record(folder, options, device, target, prompts, noise, plain, trials)
+    calls = expand({entry: found.parameters for entry, found in imported.items()}, arguments)
+    trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
+    so_far.trials = trials
+    if not any(trial.is_alive for trial in trials):
+        return
+    target = so_far.target
+    if target is None:
+        progress(f"loading {options.model}")
+        target = load_target(
+            options.model,
+            random_weights=options.random_weights,
+            loader=options.loader,
+            dtype=options.dtype,
+            device=so_far.device,
+            seed=options.seed,
+        )
+    so_far.target = target
+    plan = plan_drafts(options.drafter, target, options.block_size)
+    _make_drafters(trials, folder, options, plan, target)
+    prompts = make_prompts(target, options, plan.mask_token_id)
+    so_far.prompts = prompts
+    require_positions(target, prompts, options.max_new_tokens + plan.block_size)
+    stop_token_ids = wanted_stops(target)
+    so_far.plain, references, so_far.noise = decode_references(target, prompts, options, plan, stop_token_ids, progress)
+    for number, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
+        offer = Offer(
+            target=target.model,
+            drafter=None,
+            tokenizer=target.tokenizer,
+            prompt_ids=prompt.ids,
+            prompt_text=prompt.text,
+            max_new_tokens=options.max_new_tokens,
+            block_size=plan.block_size,
+            mask_token_id=plan.mask_token_id,
+            target_layer_ids=plan.target_layer_ids,
+            stop_token_ids=stop_token_ids,
+            seed=options.seed,
+        )
+        for trial in trials:
+            if not trial.is_alive:
+                continue
+            progress(f"prompt {number + 1} of {len(prompts)}: {trial.call.name}")
+            try:
+                with settings_kept():
+                    _run_prompt(trial, replace(offer, drafter=trial.drafter), number, reference, so_far.noise)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                trial.failure = explain(error, folder)
+            if is_changed(target, reference, so_far.noise):
+                trial.failure = (
+                    "it leaves the target changed: plain decoding gives another text after it",
+                    "leave the target's weights as they are, and remove hooks that were put on it",
+                )
+                for other in trials:
+                    if other.is_alive:
+                        other.failure = (
+                            f"not judged: `{trial.call.name}` has changed the target",
+                            f"run it alone: `--entry {other.call.entry.name}`",
+                        )
+            keep(so_far.record())
 
 
 def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, Imported]:
     found = {}
+    modules = [entry.module for entry in entries]
     for entry in entries:
         try:
-            function, owner = load_function(folder, entry.module, entry.qualname)
+            function, owner = load_function(folder, entry.module, entry.qualname, modules)
             own_class = drafter_class(function, owner)
             found[entry] = Imported(entry, function, owner, own_class, parameter_names(function, owner))
-        except RunError as error:
+        except Exception as error:
             # Not known what it takes: any `--arg` may have been meant for it.
             names = tuple(parameter.name for parameter in entry.parameters) or ("**",)
-            found[entry] = Imported(entry, parameters=names, failure=(str(error), error.remedy))
+            found[entry] = Imported(entry, parameters=names, failure=explain(error, folder))
     # An entry without annotations still drafts with the repository's class, where there is just one.
     inside = [module for module in list(sys.modules.values()) if lies_under(module, folder.resolve())]
     only_class = own_drafter_class(inside)
@@ -160,55 +238,25 @@ def _make_drafters(trials: Sequence[Trial], folder: Path, options: RunOptions, p
             trial.failure = explain(error, folder)
 
 
-def _stop_token_ids(target: Target) -> tuple[int, ...]:
-    """None with random weights: the length of their text would be chance."""
-    if target.has_random_weights:
-        return ()
-    from ddaudit.runtime.architecture import stop_token_ids
-
-    return tuple(stop_token_ids(target.model, target.tokenizer))
-
-
-def _decode_references(
-    target: Target,
-    prompts: Sequence[Prompt],
-    options: RunOptions,
-    plan: DraftPlan,
-    stop_token_ids: Sequence[int],
-    progress: Callable[[str], None],
-) -> tuple[PlainRecord, list[Reference], Noise | None]:
-    # A block more than asked for: an entry may go past the end of its budget, and its text is compared there too.
-    length = options.max_new_tokens + plan.block_size
-    decode_plain(target.model, prompts[0].ids, _WARM_UP_TOKENS)
-    reset_peak_memory(target.model.device)
-    references = []
-    for number, prompt in enumerate(prompts):
-        progress(f"prompt {number + 1} of {len(prompts)}: plain decoding")
-        references.append(decode_plain(target.model, prompt.ids, length, stop_token_ids, keep_logits=_NOISE_POSITIONS))
-    tokens = sum(len(reference.generated_ids) for reference in references)
-    decode_s = sum(reference.decode_s for reference in references)
-    plain = PlainRecord(
-        tokens=tokens,
-        tokens_per_s=(tokens - len(references)) / decode_s if decode_s else 0.0,
-        decode_s=decode_s,
-        peak_memory_bytes=peak_memory_bytes(target.model.device),
-        num_distinct_tokens=len({token for reference in references for token in reference.generated_ids}),
-    )
-    progress("measuring the noise of stock decoding")
-    noise = measure_noise(target.model, references)
-    return plain, [replace(reference, logits=reference.logits[:0].clone()) for reference in references], noise
-
-
 def _run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
     model = offer.target
     if isinstance(offer.drafter, ScriptedDrafter):
         offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
     if number == 0:
-        _call(trial, replace(offer, max_new_tokens=min(_WARM_UP_TOKENS, offer.max_new_tokens)))
+        _call(trial, replace(offer, max_new_tokens=min(WARM_UP_TOKENS, offer.max_new_tokens)))
     reset_peak_memory(model.device)
     meter, returned = _call(trial, offer)
     output = read_output(returned, offer.prompt_ids)
+    _require_known(output.generated_ids, model)
     found = _cut_at_stop(output.generated_ids, offer.stop_token_ids)
+    if len(found) > len(reference.generated_ids) and reference.generated_ids[-1] not in offer.stop_token_ids:
+        # It went on past its budget, by a block of its own perhaps: that is compared too, within reason.
+        if len(found) > 2 * len(reference.generated_ids):
+            raise RunError(
+                f"the entry returned {len(found)} tokens where {offer.max_new_tokens} were asked for",
+                "let it stop at the number of new tokens that it is given",
+            )
+        reference = decode_plain(model, reference.prompt_ids, len(found), offer.stop_token_ids)
     trial.peak = max(trial.peak, peak_memory_bytes(model.device))
     trial.tokens += len(found)
     trial.decode_s += meter.decode_s
@@ -226,45 +274,26 @@ def _call(trial: Trial, offer: Offer) -> tuple[Any, Any]:
     function = trial.imported.function
     assert function is not None
     bound = bind(function, trial.imported.owner, trial.call.arguments, offer)
+    positional = [
+        name
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_ONLY
+    ]
+    first = [bound.pop(name) for name in positional if name in bound]
     with metered(offer.target, offer.drafter, len(offer.prompt_ids), offer.target.device) as meter, torch.no_grad():
-        returned = drain(function(**bound))
+        returned = drain(function(*first, **bound))
     return meter, returned
+
+
+def _require_known(ids: Sequence[int], model: Any) -> None:
+    size = model.get_input_embeddings().weight.shape[0]
+    if (unknown := next((token for token in ids if not 0 <= token < size), None)) is not None:
+        raise RunError(
+            f"the entry returned {unknown} as a token id, and the target has {size}",
+            "return the ids that were generated, without padding",
+        )
 
 
 def _cut_at_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> tuple[int, ...]:
     end = next((i + 1 for i, token in enumerate(ids) if token in stop_token_ids), len(ids))
     return tuple(ids[:end])
-
-
-def _record(
-    folder: Path,
-    options: RunOptions,
-    device: torch.device,
-    target: Target | None,
-    prompts: Sequence[Prompt],
-    noise: Noise | None,
-    plain: PlainRecord | None,
-    trials: Sequence[Trial],
-) -> RunRecord:
-    try:
-        version = metadata.version("ddaudit")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    return RunRecord(
-        ddaudit_version=version,
-        python_version=platform.python_version(),
-        torch_version=torch.__version__,
-        transformers_version=transformers.__version__,
-        fork=folder.resolve().name,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        dtype=str(target.model.dtype).removeprefix("torch.") if target else "",
-        model=target.description if target else "not loaded: no entry imports",
-        drafter=describe_drafter(options.drafter),
-        seed=options.seed,
-        max_new_tokens=options.max_new_tokens,
-        prompt_lengths=tuple(len(prompt.ids) for prompt in prompts),
-        noise=noise,
-        plain=plain,
-        entries=tuple(finish(trial) for trial in trials),
-        peak_memory_kind="device" if device.type == "cuda" else "process",
-    )

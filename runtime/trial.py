@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddaudit.auditor.record import EntryRecord
-from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.verdict import worst
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str]:
     """What happened, with the repository's own line, and what to do."""
     if isinstance(error, RunError):
         return str(error), error.remedy
-    text = f"{type(error).__name__}: {error}".strip()
+    text = describe(error)
     root = folder.resolve()
     stack = traceback.extract_tb(error.__traceback__)
     frames = [f for f in stack if Path(f.filename).is_relative_to(root)]
@@ -75,15 +76,13 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str]:
     return text, "`ddaudit scan` names the places that break on this architecture, `ddaudit fix` mends them"
 
 
-def finish(trial: Trial) -> EntryRecord:
-    """The trial's record, whatever came of it."""
+def finish(trial: Trial, num_prompts: int) -> EntryRecord:
+    """The trial's record, whatever came of it. One that has not seen all prompts is an error: it proves nothing."""
     call = trial.call
-    if not trial.is_alive:
-        error, remedy = trial.failure
-        return EntryRecord(
-            call.name, call.arguments, "error", error=error, remedy=remedy, prompts=tuple(trial.verdicts)
-        )
-    after_first = trial.tokens - len(trial.verdicts)
+    error, remedy = trial.failure
+    if trial.is_alive and len(trial.verdicts) < max(1, num_prompts):
+        error = f"the run ended after {len(trial.verdicts)} of {num_prompts} prompts"
+    after_first = max(0, trial.tokens - len(trial.verdicts))
     mean: float | None = None
     if trial.lengths:
         mean = sum(trial.lengths) / len(trial.lengths)
@@ -91,8 +90,8 @@ def finish(trial: Trial) -> EntryRecord:
         mean = after_first / trial.rounds
     return EntryRecord(
         name=call.name,
-        arguments=call.arguments,
-        verdict=worst([verdict.verdict for verdict in trial.verdicts]),
+        arguments={name: plain_json(value) for name, value in call.arguments.items()},
+        verdict="error" if error else worst([verdict.verdict for verdict in trial.verdicts]),
         tokens=trial.tokens,
         tokens_per_s=after_first / trial.decode_s if trial.decode_s else 0.0,
         decode_s=trial.decode_s,
@@ -103,4 +102,15 @@ def finish(trial: Trial) -> EntryRecord:
         stage_source=trial.stage_source,
         peak_memory_bytes=trial.peak,
         prompts=tuple(trial.verdicts),
+        error=error,
+        remedy=remedy,
     )
+
+
+def plain_json(value: Any) -> Any:
+    """The value where JSON can say it, else its text."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+    return value

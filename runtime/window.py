@@ -97,6 +97,12 @@ class Window:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
+    def positions(self, device: torch.device) -> torch.Tensor:
+        """`[1, length]`: each node's place in the text of its own path."""
+        if self.is_chain:
+            return torch.arange(self.start, self.end, device=device)[None]
+        return self.start + torch.tensor([self.depths], device=device)
+
     @cached_property
     def levels(self) -> tuple[list[int], ...]:
         """The nodes of each depth, from those that follow the committed tokens to the deepest."""

@@ -266,6 +266,16 @@ def test_a_forward_that_failed_leaves_a_cache_that_says_so(hybrid):
         crop_cache(cache, 0)
 
 
+def test_a_forward_that_was_refused_leaves_the_cache_as_it_was(hybrid):
+    prompt, nodes = text(6, seed=57), text(3, seed=58)
+    cache = make_cache(hybrid)
+    forward(hybrid, cache, prompt)
+    no_tree = torch.ones(1, 1, 3, 9, dtype=torch.bool)
+    with pytest.raises(ValueError, match="not a tree"):
+        forward(hybrid, cache, nodes, attention_mask=no_tree)
+    assert_same(forward(hybrid, cache, nodes), fresh(hybrid, torch.cat([prompt, nodes], 1))[:, -3:])
+
+
 def test_going_back_over_embeddings_is_refused(hybrid):
     cache = make_cache(hybrid)
     with torch.no_grad():

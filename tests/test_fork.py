@@ -360,7 +360,7 @@ def test_diff_prints_the_patch_and_writes_nothing(source: Path, tmp_path: Path, 
     assert code == 1
     assert out.encode() == plan_fix(source).patch
     assert out.startswith("diff --git a/pkg/a.py b/pkg/a.py\n")
-    assert "1 fixed in 1 file" in err
+    assert "1 would be fixed in 1 file" in err
     assert contents(tmp_path) == before
 
 

@@ -128,6 +128,11 @@ def test_a_fallback_does_not_make_an_import_uncertain(text):
     assert fixed(head + use.format("")) == head + use.format("config=m.config")
 
 
+def test_a_model_that_is_let_go_at_the_end_is_certain_before():
+    text = BOTH + "def f(m: PreTrainedModel, x):\n    c = DynamicCache({})\n    m(x, cache=c)\n    del m\n"
+    assert fixed(text.format("")) == text.format("config=m.config")
+
+
 LOOP = """
 def keep(c: DynamicCache, past, path):
     for layer in c.layers:

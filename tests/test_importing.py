@@ -11,6 +11,7 @@ import pytest
 
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.importing import isolated_imports, load_function
+from ddaudit.runtime.requirements import install_command, missing_packages
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -111,8 +112,82 @@ def test_errors_say_what_to_do(tmp_path, source, entry, message, remedy):
     assert message in str(caught.value) and remedy in caught.value.remedy
 
 
-def test_requirements_are_named_where_there_are_any(tmp_path):
-    fork = write(tmp_path, {"go.py": "import no_such_package_1", "requirements.txt": "x"})
+def test_a_module_that_an_installed_package_lacks_is_not_called_missing(tmp_path):
+    fork = write(tmp_path, {"go.py": "import click.no_such_module"})
     with isolated_imports(fork), pytest.raises(RunError) as caught:
         load_function(fork, "go", "f")
-    assert "requirements.txt" in caught.value.remedy
+    assert "which the installed `click` does not have" in str(caught.value)
+
+
+def test_all_that_is_not_installed_is_said_at_once(tmp_path):
+    """One name a run: install, run, read the next name, through nine packages."""
+    files = {
+        "go.py": "import no_such_1, os\nfrom parts.inner import f\nimport no_such_2.deep",
+        "parts/__init__.py": "from . import beside",
+        "parts/beside.py": "from no_such_3 import x",
+        "parts/inner.py": "from .. import parts\nwith open(__file__): import no_such_5\ndef f(): import no_such_lazy",
+        "other.py": "import no_such_4\nimport go",
+        "unrelated.py": "import no_such_unrelated",
+        "requirements.txt": "no-such-requirement",
+    }
+    fork = write(tmp_path, files)
+    with isolated_imports(fork), pytest.raises(RunError) as caught:
+        load_function(fork, "go", "f", ["go", "other"])
+    assert str(caught.value) == "`go` needs `no_such_1`, `no_such_2`, `no_such_3`, `no_such_5`, which are not installed"
+    assert caught.value.remedy.startswith("`pip install no_such_1 no_such_2 no_such_3 no_such_4 no_such_5` ")
+
+
+def test_packages_are_named_as_pip_knows_them():
+    assert install_command({"yaml", "cv2", "datasets", "PIL"}) == "pip install datasets opencv-python pillow pyyaml"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os.path, json",
+        "import click.no_such_module",
+        "try:\n    import no_such_1\nexcept ImportError:\n    no_such_1 = None",
+        "try:\n    import no_such_1\nexcept (KeyError, Exception): pass",
+        "try:\n    import no_such_1\nexcept: pass",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import no_such_1",
+        "def f():\n    import no_such_1",
+        "from . import no_such_file",
+        "def f(:",
+    ],
+)
+def test_an_import_that_may_fail_or_never_runs_is_not_missing(tmp_path, source):
+    fork = write(tmp_path, {"pkg/go.py": source})
+    with isolated_imports(fork):
+        assert missing_packages([fork], ["pkg.go"]) == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import no_such_1 as n",
+        "class A:\n    from no_such_1.deep import f",
+        "try:\n    import no_such_1\nexcept KeyError: pass",
+        "try: pass\nfinally:\n    import no_such_1",
+        "from ..top import f",
+        "from .. import top",
+    ],
+)
+def test_an_import_that_every_run_executes_is_missing(tmp_path, source):
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/sub/__init__.py": "",
+        "pkg/top.py": "import no_such_1",
+        "pkg/sub/go.py": source,
+    }
+    fork = write(tmp_path, files)
+    with isolated_imports(fork):
+        assert missing_packages([fork], ["pkg.sub.go"]) == {"no_such_1"}
+
+
+def test_what_the_repository_reaches_by_its_own_path_is_not_missing(tmp_path):
+    fork = write(
+        tmp_path, {"go.py": "import sys\nsys.path.append('far')\nimport near_1", "far/near_1.py": "x = 1\ndef f(): ..."}
+    )
+    with isolated_imports(fork):
+        os.chdir(fork)
+        assert load_function(fork, "go", "near_1.f")[0]() is None

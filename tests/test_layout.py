@@ -168,9 +168,30 @@ def test_hooks_call_commands_that_exist() -> None:
         assert hook["language"] == "python"
         # The names of the files follow, and there may be none.
         assert "pass_filenames" not in hook
-        assert CliRunner().invoke(main, hook["entry"].split()[1:]).exit_code == 0
+        assert CliRunner().invoke(main, [*hook["entry"].split()[1:], *hook["args"]]).exit_code == 0
         assert hook["types_or"] == ["python", "jupyter"]
         assert hook["require_serial"] is True
+
+
+def test_a_deprecation_alone_stops_no_commit(tmp_path: Path) -> None:
+    """It works until a release that is named: a hook that is red on every commit is a hook that is taken out."""
+    yaml = pytest.importorskip("yaml")
+    from click.testing import CliRunner
+
+    from ddaudit.auditor.cli import main
+    from ddaudit.auditor.finding import Severity
+    from ddaudit.auditor.rule import all_rules
+
+    file = tmp_path / "decode.py"
+    works = "from transformers import PreTrainedModel\ndef f(m: PreTrainedModel, ids, kv):\n"
+    for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text()):
+        command = hook["entry"].split()[1:]
+        file.write_text(works + "    return m(ids, past_key_values=kv)\n")
+        assert CliRunner().invoke(main, [*command, str(file)]).exit_code == 1
+        assert CliRunner().invoke(main, [*command, *hook["args"], str(file)]).exit_code == 0
+        file.write_text(works + "    return m(ids, attention_mask=kv[None, None])\n")
+        assert CliRunner().invoke(main, [*command, *hook["args"], str(file)]).exit_code == 1
+        assert hook["args"] == [f"--ignore={rule.code}" for rule in all_rules() if rule.severity is Severity.WARN]
 
 
 def test_changelog_begins_with_this_version() -> None:

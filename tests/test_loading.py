@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+import types
 
 import pytest
 import torch
+from huggingface_hub.errors import RepositoryNotFoundError
 from tiny_models import qwen3
 from transformers import PreTrainedModel, Qwen3Config
 
+from ddaudit.runtime import hub as hub_module
 from ddaudit.runtime import initializing, loading
 from ddaudit.runtime.drafting import describe_drafter, make_drafter, plan_drafts
 from ddaudit.runtime.errors import RunError
@@ -222,8 +226,9 @@ def test_a_random_drafter_is_the_repositorys_own(tiny):
     drafter = make_drafter("random", plan, OwnDrafter, tiny, 0)
     assert isinstance(drafter, OwnDrafter) and drafter.dtype == tiny.model.dtype
     assert (drafter.block_size, drafter.target_layer_ids) == (16, [0, 2])
-    with pytest.raises(RunError, match="no drafter class"):
-        make_drafter("random", plan, None, tiny, 0)
+    for spec in ("random", "tiny-hybrid-dflash"):
+        with pytest.raises(RunError, match=f"no drafter class .* `--drafter {spec}`"):
+            make_drafter(spec, plan, None, tiny, 0)
 
 
 def test_a_trained_drafter_is_loaded_into_the_repositorys_class(tiny, tmp_path):
@@ -264,3 +269,79 @@ def test_drafters_are_described_plainly():
     assert describe_drafter("random") == "the repository's own class, random weights"
     assert "chance 0.7" in describe_drafter("scripted:0.7")
     assert "built-in profile, random weights" in describe_drafter("qwen3.6-27b-dflash")
+
+
+# The hub
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """The hub answers as told, and what is loaded notes how."""
+    calls = []
+
+    def answer(error=None, seconds=0.0):
+        def model_info(self, name, timeout):
+            calls.append(("asked", name))
+            time.sleep(seconds)
+            if error:
+                raise error
+
+        monkeypatch.setattr(hub_module.HfApi, "model_info", model_info)
+
+    def from_pretrained(name, local_files_only, **arguments):
+        calls.append(("local" if local_files_only else "loaded", name))
+        raise OSError("We couldn't connect, after 23 seconds\nand more lines")
+
+    monkeypatch.setattr(loading.AutoConfig, "from_pretrained", from_pretrained)
+    hub_module.why_offline.cache_clear()
+    yield answer, calls
+    hub_module.why_offline.cache_clear()
+
+
+def test_only_a_hub_id_asks_the_hub(hub, checkpoint):
+    _, calls = hub
+    load("tiny-hybrid", random_weights=True)
+    with pytest.raises(RunError):
+        load("no-such-model")
+    with pytest.raises(RunError):
+        load(checkpoint)
+    assert {kind for kind, _ in calls} == {"local"}
+
+
+def test_without_a_network_the_hub_is_asked_once_and_the_cache_serves(hub):
+    answer, calls = hub
+    answer(ConnectionError("Name or service not known"))
+    with pytest.raises(RunError, match=r"does not answer \(ConnectionError: Name or service not known\)") as caught:
+        load("some/model")
+    assert calls == [("asked", "some/model"), ("local", "some/model")]
+    assert "no folder here" in str(caught.value) and "tiny-hybrid" in caught.value.remedy
+    with pytest.raises(RunError, match="does not answer"):
+        plan_drafts("some/model", load("tiny-hybrid", random_weights=True), None)
+    assert calls.count(("asked", "some/model")) == 1
+
+
+def test_a_hub_that_never_answers_is_given_up_on(hub, monkeypatch):
+    answer, _ = hub
+    answer(seconds=5)
+    monkeypatch.setattr(hub_module, "_PATIENCE_S", 0.05)
+    start = time.monotonic()
+    with pytest.raises(RunError, match="no answer in"):
+        load("some/model")
+    assert time.monotonic() - start < 3
+
+
+def test_a_hub_that_answers_is_asked_for_the_files(hub):
+    answer, calls = hub
+    answer()
+    with pytest.raises(RunError, match=r"`some/model` does not load: .*We couldn't connect, after 23 seconds$"):
+        load("some/model")
+    assert calls == [("asked", "some/model"), ("loaded", "some/model")]
+
+
+def test_a_name_that_the_hub_does_not_know_is_refused(hub):
+    answer, calls = hub
+    response = types.SimpleNamespace(headers={}, request=None, status_code=404, text="")
+    answer(RepositoryNotFoundError("404", response=response))
+    with pytest.raises(RunError, match="no folder here, and the hub has no such model"):
+        load("models/qwen")
+    assert calls == [("asked", "models/qwen")]

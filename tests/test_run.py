@@ -372,6 +372,20 @@ def test_a_record_is_written_whole_or_not_at_all(tmp_path):
     assert json.loads(path.read_text())["fork"] == "f"
 
 
+def test_the_table_fits_a_terminal(tmp_path):
+    """A long `module:Class.method` pushed the verdicts out of sight."""
+    long = "research.speculative_decoding.drafting:BlockDiffusionDrafter.generate_with_a_tree(tree_budget=64)"
+    names = ["ab:go", long, f"{long[:-3]}16)", "x." * 70 + ":go"]
+    entries = tuple(EntryRecord(name, {}, "identical", tokens=384, tokens_per_s=1773.1) for name in names)
+    record = RunRecord("1", "3", "2", "5", "f", "cpu", "float32", "m", "d", 0, 1, (1,), None, None, entries)
+    lines = format_run(record).partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    assert max(map(len, lines)) <= 100 and "".join(lines[6:]).startswith(names[3])
+    figures = [line for line in lines if line.endswith("identical")]
+    assert len(figures) == 4 and len({line.index("384") for line in figures}) == 1
+    assert figures[0].startswith("ab:go ") and lines[2::2][:2] == [names[1], names[2]]
+    assert lines[0].index("verdict") == figures[0].index("identical")
+
+
 @pytest.mark.parametrize(("verdicts", "code"), [((), 2), (("identical", "near-tie"), 0), (("lossy", "identical"), 1)])
 def test_exit_codes(verdicts, code):
     entries = tuple(EntryRecord(f"e{i}", {}, verdict) for i, verdict in enumerate(verdicts))

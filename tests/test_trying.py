@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.24")
@@ -15,7 +18,7 @@ transformers = pytest.importorskip("transformers", minversion="5.24")
 from ddaudit.auditor.claim import Answer, Ask, Claim, Outcome  # noqa: E402 - torch may be missing
 from ddaudit.auditor.cli import main  # noqa: E402
 from ddaudit.auditor.finding import Confidence, Finding, Severity, Span, Status  # noqa: E402
-from ddaudit.auditor.profile import load_profile  # noqa: E402
+from ddaudit.auditor.profile import FOLDER, load_profile  # noqa: E402
 from ddaudit.auditor.targeting import answers_of  # noqa: E402
 from ddaudit.auditor.verifying import verified  # noqa: E402
 from ddaudit.runtime.trying import try_on  # noqa: E402
@@ -31,7 +34,7 @@ CLAIMS = (
     Claim(Ask.CACHE_NAME, "key_cache"),
     *(Claim(Ask.KEYWORD, name) for name in ("past_key_values", "cache_position")),
 )
-TARGETS = ("qwen3.6-27b", "gpt2", "gemma-2-2b", "jamba", "lfm2-1.2b", "mamba-2", "falcon-h1", "biogpt", "gemma-3-4b")
+TARGETS = ("qwen3.6-27b", "gpt2", "gemma-2-2b", "lfm2-1.2b", "mamba-2", "falcon-h1", "biogpt")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -43,7 +46,8 @@ def test_facts_and_the_class_agree(target: str) -> None:
             if name in tried[claim]:
                 assert (claim, name, answer.outcome) == (claim, name, tried[claim][name].outcome), tried[claim][name]
                 compared += 1
-    assert compared >= len(CLAIMS) - 6
+    # BioGPT runs no token without numbers, and says nothing of its cache.
+    assert compared >= 14
 
 
 def test_an_import_is_tried() -> None:
@@ -109,7 +113,7 @@ def test_scan_says_what_was_confirmed(tmp_path: Path) -> None:
 def test_a_refuted_finding_is_a_note_and_does_not_count(tmp_path: Path) -> None:
     """A profile whose facts are wrong: the class itself has the last word."""
     folder = write(tmp_path, "def embed(model: PreTrainedModel, ids):\n    return model.transformer.wte(ids)\n")
-    data = json.loads((Path(load_profile.__code__.co_filename).parent / "profiles" / "gpt2.json").read_text())
+    data = json.loads((FOLDER / "gpt2.json").read_text())
     modules = data["facts"]["classes"][0]["modules"]
     data["facts"]["classes"][0]["modules"] = [name for name in modules if name != "transformer.wte"]
     (tmp_path / "wrong.json").write_text(json.dumps(data))
