@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ddaudit.auditor.flow import Flow
     from ddaudit.auditor.scopes import Scope
 
+GOING_BACK = frozenset({"ddaudit.runtime.crop_cache", "ddaudit.runtime.keep_in_cache"})
+
 
 @dataclass(frozen=True)
 class Use:
@@ -48,10 +50,10 @@ def cache_uses(flow: Flow) -> dict[str, CacheUse]:
     """Uses of each cache, by the origin of its value."""
     uses: dict[str, CacheUse] = defaultdict(CacheUse)
     for file in flow.files.values():
-        for node in file.nodes:
-            if isinstance(node, ast.Call):
-                _note_call(node, file.scopes[node], flow, uses)
-            elif isinstance(node, ast.Attribute) and node.attr in ("keys", "values"):
+        for call in file.calls:
+            _note_call(call, file.scopes[call], flow, uses)
+        for node in file.attributes:
+            if node.attr in ("keys", "values"):
                 # `layer.keys[...] = …` and `layer.keys = …`
                 above = file.parents[node]
                 stored = above if isinstance(above, ast.Subscript) and above.value is node else node
@@ -66,7 +68,7 @@ def note_moves(views: list[FileFacts], uses: dict[str, CacheUse]) -> None:
     """Mark the caches whose rows are moved outside a compaction that is understood."""
     for file in views:
         understood = {move for compaction in file.compactions if compaction.arguments for move in compaction.moves}
-        for move in find_moves(file.nodes, file):
+        for move in find_moves(file.file.attributes, file):
             for value in file.values(move.value) if move not in understood else ():
                 if value.kind is Kind.CACHE_LAYER:
                     uses[value.origin].is_moved_by_hand = True
@@ -76,16 +78,17 @@ def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUs
     def caches(expr: ast.expr) -> list[CacheUse]:
         return [uses[value.origin] for value in flow.values(expr, scope) if value.kind is Kind.CACHE]
 
-    callees = flow.values(call.func, scope)
     match call:
         case ast.Call(func=ast.Attribute(value=receiver, attr="crop"), args=[_]):
             for use in caches(receiver):
                 use.goes_back = True
-        case ast.Call(args=[first, _, *_]) if any(
-            value.origin in ("ddaudit.runtime.crop_cache", "ddaudit.runtime.keep_in_cache") for value in callees
-        ):
-            for use in caches(first):
-                use.goes_back = True
+        case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[first, _, *_]):
+            # Whatever it is called here: `from ddaudit.runtime import crop_cache as crop`.
+            if any(value.kind is Kind.LIBRARY and value.origin in GOING_BACK for value in flow.values(function, scope)):
+                for use in caches(first):
+                    use.goes_back = True
+    if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in call.keywords):
+        return
     callee = call.func
     if isinstance(callee, ast.Attribute) and callee.attr == "forward":
         callee = callee.value

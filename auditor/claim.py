@@ -33,6 +33,8 @@ class Ask(str, Enum):
     """Every layer of the cache has keys and values."""
     LAYER_STATE = "layer-state"
     """An offset into `hidden_states` gives every layer's output."""
+    LAYER_PART = "layer-part"
+    """Every decoder layer has a module of this name."""
     LAYER_ATTENTION = "layer-attention"
     """`attentions` has an entry for each layer."""
     IMPORT = "import"

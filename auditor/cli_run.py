@@ -51,6 +51,13 @@ SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "research_repo"
     "--prompt-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Length of a random prompt."
 )
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    help="Above 0, entries that take a temperature sample, and a chi-square test judges their tokens.",
+)  # fmt: skip
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of each entry for that test."
+)
 @click.option("--block-size", type=click.IntRange(min=1), help="Draft block; default: the drafter configuration's.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
 @click.option("--device", default="auto", show_default=True, help="`auto`, `cpu`, `cuda`, `cuda:1`.")
@@ -69,8 +76,11 @@ def run(
 
     This EXECUTES the code in FORK. Any folder will do, a fork made by `ddaudit fix` or not.
 
-    Exit code 0: every text is plain decoding's (or parts from it at a near-tie of the two best tokens only),
-    1: a text differs, 2: an error.
+    At a temperature, its tokens are tested against the target's distribution instead.
+
+    Exit code 0: every text is plain decoding's (or parts from it at a near-tie of the two best tokens only), or
+    drawn from the target's distribution. 1: a text differs, a distribution is biased, or the cache keeps a trace of
+    rejected tokens. 2: an error, or a test that could not tell.
     """
     if not folder.is_dir():
         _stop(f"there is no folder `{folder}`", "name the repository's or fork's root folder")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import FileFacts, learn
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
 from ddaudit.auditor.newer_syntax import newer_syntax
+from ddaudit.auditor.parts import divide, scan_parts
 from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
-from ddaudit.auditor.rule import Rule, select_rules
+from ddaudit.auditor.rule import Rule, all_rules, select_rules
 from ddaudit.auditor.selection import select_files
 from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
 from ddaudit.auditor.targeting import on_targets
@@ -98,25 +98,25 @@ def scan_sources(
     min_confidence: Confidence = Confidence.LIKELY,
     targets: tuple[str, ...] = (),
 ) -> ScanResult:
-    """Scan texts in memory, by path. `skipped` is carried into the result."""
+    """Scan texts in memory, by path. `skipped` is carried into the result.
+
+    A repository is examined as a whole, with one set of facts; a tree that is too large for that, folder by folder.
+    """
     profiles = tuple(load_profile(name) for name in targets or (DEFAULT_TARGET,))
-    # Syntax trees are millions of live objects: collecting garbage among them takes longer than the scan.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        result = _scan(sources, skipped, select_rules(select, ignore), min_confidence)
-        return replace(result, findings=tuple(on_targets(result.findings, profiles)))
-    finally:
-        if collects:
-            gc.enable()
+    codes = tuple(rule.code for rule in select_rules(select, ignore))
+    results = scan_parts(partial(_scan, codes=codes), divide(sources))
+    findings = (finding for result in results for finding in result.findings)
+    sure = (finding for finding in findings if RANK[finding.confidence] >= RANK[min_confidence])
+    return ScanResult(
+        findings=tuple(sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)),
+        skipped=tuple(sorted({*skipped, *(entry for result in results for entry in result.skipped)})),
+        num_scanned=sum(result.num_scanned for result in results),
+    )
 
 
-def _scan(
-    sources: Mapping[str, SourceFile],
-    skipped: tuple[Skipped, ...],
-    rules: Sequence[Rule],
-    min_confidence: Confidence,
-) -> ScanResult:
+def _scan(sources: Mapping[str, SourceFile], codes: tuple[str, ...]) -> ScanResult:
+    """One part's findings by the rules of these codes, in no order."""
+    rules = [rule for rule in all_rules() if rule.code in codes]
     trees: dict[str, ast.Module] = {}
     failed: list[Skipped] = []
     broken: dict[str, str] = {}
@@ -143,12 +143,8 @@ def _scan(
                 num_crashed += 1
                 failed.append(Skipped(file.source.path, SkipReason.CRASH, "an expression is nested too deeply"))
             else:
-                findings += (item for item in found if RANK[item.confidence] >= RANK[min_confidence])
-    return ScanResult(
-        findings=tuple(sorted(findings, key=lambda finding: finding.sort_key)),
-        skipped=tuple(sorted({*skipped, *failed})),
-        num_scanned=len(trees) - num_crashed,
-    )
+                findings += found
+    return ScanResult(tuple(findings), tuple(failed), len(trees) - num_crashed)
 
 
 def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
@@ -156,14 +152,8 @@ def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
 
 
 def _visit(file: FileFacts, rules: Sequence[Rule]) -> Iterator[Finding]:
-    """One walk of the file; each rule sees the node types it asked for."""
-    interested: dict[type[ast.AST], list[Rule]] = defaultdict(list)
+    """Each rule sees the nodes of the types it asked for, in files that have one of its words."""
     for rule in rules:
         if _mentions(file.source, rule.markers):
-            for node_type in rule.nodes:
-                interested[node_type].append(rule)
-    if not interested:
-        return
-    for node in file.nodes:
-        for rule in interested.get(type(node), ()):
-            yield from rule.decide(node, file)
+            for node in file.file.of(*rule.nodes):
+                yield from rule.decide(node, file)

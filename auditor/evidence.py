@@ -21,7 +21,14 @@ Seed = tuple[Variable, Value]
 
 def add_evidence(flow: Flow) -> None:
     """Seed what calls prove, then what paths and names suggest, each only where nothing surer is known."""
-    for stage in (_called_as_models, _passed_as_caches, _walked_as_models, _used_as_caches, _named_models):
+    for stage in (
+        _passed_as_configs,
+        _called_as_models,
+        _passed_as_caches,
+        _walked_as_models,
+        _used_as_caches,
+        _named_models,
+    ):
         surest: dict[Variable, Value] = {}
         for file in flow.files.values():
             for variable, value in stage(file, flow):
@@ -47,8 +54,9 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
     if file.is_lookalike:
         return
     fields = _fields_read(file)
-    for node in file.nodes:
-        if not isinstance(node, ast.Call):
+    for node in file.calls:
+        given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
+        if not given:
             continue
         scope = file.scopes[node]
         callee = node.func
@@ -57,7 +65,6 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         variable = flow.variable(callee, scope)
         if variable is None or not _is_open(flow, variable):
             continue
-        given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
         read = _result_fields(node, file, fields)
         weight = len(given) + any(
             value.kind is Kind.CACHE and value.confidence is Confidence.PROVEN
@@ -77,8 +84,8 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _fields_read(file: File) -> dict[tuple[Scope, str], set[str]]:
     read: dict[tuple[Scope, str], set[str]] = defaultdict(set)
-    for node in file.nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in library.OUTPUT_FIELDS:
+    for node in file.attributes:
+        if isinstance(node.value, ast.Name) and node.attr in library.OUTPUT_FIELDS:
             home = file.scopes[node].find(node.value.id)
             if home is not None:
                 read[home, node.value.id].add(node.attr)
@@ -95,10 +102,29 @@ def _result_fields(call: ast.Call, file: File, fields: dict[tuple[Scope, str], s
     return set()
 
 
+def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
+    """Given to a loader of Transformers as the configuration."""
+    for node in file.calls:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="from_config" | "_from_config"), args=[given, *_]):
+                pass
+            case ast.Call(keywords=keywords) if any(keyword.arg == "config" for keyword in keywords):
+                given = next(keyword.value for keyword in keywords if keyword.arg == "config")
+            case _:
+                continue
+        scope = file.scopes[node]
+        names = [value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY]
+        variable = flow.variable(given, scope)
+        if variable is None or flow.held(variable) or not any(name.startswith("transformers.") for name in names):
+            continue
+        fact = f"`{ast.unparse(given)}` is given to `{ast.unparse(node.func)[:60]}` as the config"
+        yield variable, _value(Kind.CONFIG, given, file, Confidence.PROVEN, fact)
+
+
 def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Given to a Transformers model as its cache."""
-    for node in file.nodes:
-        if not isinstance(node, ast.Call):
+    for node in file.calls:
+        if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in node.keywords):
             continue
         scope = file.scopes[node]
         model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
@@ -115,15 +141,18 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
     if file.is_lookalike:
         return
     for base, path, scope in _chains(file):
-        variable = flow.variable(base, scope)
-        if variable is None or not _is_open(flow, variable):
-            continue
         two = ".".join(path[:2])
         name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
         named = bool(library.MODEL_NAMES.match(name))
-        if two in library.MODEL_PATHS or path[0] in library.MODEL_PATHS:
+        is_path = two in library.MODEL_PATHS or path[0] in library.MODEL_PATHS
+        if not is_path and not (named and path[0] in library.NAMED_MODEL_PATHS):
+            continue
+        variable = flow.variable(base, scope)
+        if variable is None or not _is_open(flow, variable):
+            continue
+        if is_path:
             fact = f"`{name}.{two}` is a path of Transformers models"
-        elif named and path[0] in library.NAMED_MODEL_PATHS and not flow.held(variable):
+        elif not flow.held(variable):
             fact = f"`{name}` has `.{path[0]}`, and its name says model"
         else:
             continue
@@ -132,8 +161,8 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _chains(file: File) -> Iterator[tuple[ast.expr, list[str], Scope]]:
     """Each attribute path of two or more parts, with each expression that it may start from."""
-    for node in file.nodes:
-        if not isinstance(node, ast.Attribute) or isinstance(file.parents.get(node), ast.Attribute):
+    for node in file.attributes:
+        if isinstance(file.parents.get(node), ast.Attribute):
             continue
         path: list[str] = []
         current: ast.expr = node
@@ -148,7 +177,7 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Asked what only a cache is asked, or named and taken apart like one."""
     if file.is_lookalike:
         return
-    for node in file.nodes:
+    for node in file.of(ast.Attribute, ast.Subscript, ast.For, ast.comprehension):
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
                 pass

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor import library
 from ddaudit.auditor.cache_uses import CacheUse, cache_uses, note_moves
 from ddaudit.auditor.compaction import Compaction, find_compactions
 from ddaudit.auditor.evidence import add_evidence
 from ddaudit.auditor.finding import Edit, Import
 from ddaudit.auditor.flow import Flow
+from ddaudit.auditor.patching import hooked_layer, patched
 from ddaudit.auditor.scopes import Class, File, Function, Scope, index
 from ddaudit.auditor.source import NEWLINE
 from ddaudit.auditor.values import Kind, Value
@@ -97,9 +99,7 @@ class FileFacts:
         return self.file.parents.get(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        while (above := self.file.parents.get(node)) is not None:
-            yield above
-            node = above
+        return self.file.above(node)
 
     def statement(self, node: ast.AST) -> ast.stmt:
         return next(item for item in (node, *self.ancestors(node)) if isinstance(item, ast.stmt))
@@ -137,8 +137,22 @@ class FileFacts:
         return next((value for value in self.values(node) if value.kind in kinds), None)
 
     def is_stock(self, node: ast.AST) -> bool:
-        """Whether nothing says that this is an instance of the repository's own class."""
-        return self.holds(node, Kind.OWN) is None
+        """Whether nothing says that this is an instance, or a part of an instance, of the repository's own class."""
+        own = self.holds(node, Kind.OWN)
+        if own is None and isinstance(node, ast.Attribute) and node.attr in library.INNER_NAMES:
+            own = self.holds(node.value, Kind.OWN)
+            owner = self.definition(own) if own is not None else None
+            bases = self.facts.flow.bases(owner) if isinstance(owner, Class) else ()
+            return own is None or any(isinstance(base, str) and library.is_stock_class(base) for base in bases)
+        return own is None
+
+    def hooked_layer(self, module: ast.expr) -> Value | None:
+        """The output of the decoder layer that `module` is, or is written like."""
+        return hooked_layer(self.facts.flow, module, self.scope(module))
+
+    def patched(self, target: ast.Attribute) -> list[Value]:
+        """Whose method is replaced by an assignment to `target`."""
+        return patched(self.facts.flow, target, self.scope(target))
 
     def is_set_by_own_class(self, node: ast.Attribute) -> bool:
         """Whether the class of `self` sets the attribute itself."""
@@ -197,6 +211,20 @@ class FileFacts:
             return None
         return next(iter(self.all_made_from(expr)), None)
 
+    def default(self, expr: ast.expr) -> ast.expr | None:
+        """The default of the parameter that a plain name is."""
+        home = self.scope(expr).find(expr.id) if isinstance(expr, ast.Name) else None
+        function = home.function if home is not None else None
+        if function is None or not isinstance(expr, ast.Name):
+            return None
+        args = function.node.args
+        positional = [*args.posonlyargs, *args.args]
+        defaults = dict(zip([arg.arg for arg in reversed(positional)], reversed(args.defaults), strict=False))
+        keyword_only = {
+            arg.arg: default for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default
+        }
+        return {**defaults, **keyword_only}.get(expr.id)
+
     def constant(self, expr: ast.expr) -> object:
         """The constant that an expression always is; None for none."""
         made = self.made_from(expr)
@@ -217,6 +245,19 @@ class FileFacts:
             if isinstance(above, ast.stmt) and owner is not None and self.facts.flow.is_module_class(owner):
                 return owner
         return None
+
+    def is_own_config(self, base: ast.expr) -> bool:
+        """Whether this is the config that a module of the repository is given to build itself from."""
+        owner = next((self.scope(above).owner for above in self.ancestors(base) if self.scope(above).is_class), None)
+        if owner is None or not self.facts.flow.is_model_part(owner):
+            return False
+        match base:
+            case ast.Name(id=name):
+                home = self.scope(base).find(name)
+                return home is not None and any(isinstance(binding, ast.arg) for binding in home.names[name])
+            case ast.Attribute(value=ast.Name(id="self"), attr="config"):
+                return True
+        return False
 
     def model_for(self, cache: Value, site: ast.AST) -> str | None:
         """Text of the one name in this function for the model that takes the cache, bound before `site`."""

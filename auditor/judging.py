@@ -40,6 +40,10 @@ def judge(claim: Claim, facts: ClassFacts) -> Answer | None:
     stateful = f"{count} of {len(facts.layer_kinds)} layers carry a state"
     without_keys = [index for index, kind in enumerate(facts.layer_kinds) if kind in ("linear", "conv", "none")]
     match claim.ask:
+        case Ask.LAYER_PART:
+            kinds = [kind for kind in facts.layer_kinds if claim.what not in facts.layer_parts.get(kind, ())]
+            missing = f"{len(kinds)} of {len(facts.layer_kinds)} layers have no `{claim.what}`"
+            return Answer(Outcome.RAISES, missing) if kinds else WORKS
         case Ask.BARE_CACHE:
             return Answer(Outcome.RAISES, stateful) if count else WORKS
         case Ask.TREE_MASK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from ddaudit.auditor.values import Kind
@@ -18,6 +19,7 @@ INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"^(PreTrained|Pretrained)Config$"), Kind.CONFIG),
     (re.compile(r"^(\w*Cache)$"), Kind.CACHE),
     (re.compile(r"(Tokenizer|TokenizerFast|Processor|PreTrainedTokenizer\w*)$"), Kind.TOKENIZER),
+    (re.compile(r"(^|[a-z])Trainer$"), Kind.TRAINER),
     (re.compile(r"DecoderLayer$"), Kind.LAYER),
     (re.compile(r"Model$"), Kind.BACKBONE),
 )
@@ -35,7 +37,7 @@ CHAINABLE = frozenset(
 # Calls that return their first argument, or something that stands for it.
 TRANSPARENT_CALLS = frozenset(
     {
-        "copy.copy", "copy.deepcopy", "torch.compile", "typing.cast", "peft.get_peft_model",
+        "copy.copy", "copy.deepcopy", "typing.cast", "peft.get_peft_model",
         "peft.PeftModel.from_pretrained", "peft.prepare_model_for_kbit_training",
         "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel",
         "accelerate.dispatch_model", "accelerate.utils.extract_model_from_parallel",
@@ -86,12 +88,25 @@ CACHE_PATHS = frozenset({"get_seq_length", "key_cache", "value_cache", "to_legac
     "seen_tokens", "get_max_cache_shape", "get_max_length", "get_mask_sizes", "is_croppable", "reorder_cache",
 }  # fmt: skip
 
+# Attention below a decoder layer; what they are called where the layer has one at all.
+ATTENTION_NAMES = frozenset({"self_attn", "self_attention", "attn", "attention"})
+ATTENTION_CLASS = re.compile(r"^transformers\.(\w+\.)*(\w+Attention\w*)$")
+MODELLING = re.compile(r"^transformers\.models\.(\w+)\.modeling_\w+")
+# How a decoder layer is written where nothing says what it is: `….layers[i]`, and names of path templates.
+LAYER_TEXT = re.compile(
+    r"""((layers|blocks|\.h)\[[^\[\]]*\]|(layers|\.h)\.(\{[^{}]*\}|\d+)["']|(^|_)(layer|block))$|\blayer_module"""
+)
 HEAD_NAMES = frozenset({"lm_head", "embed_out", "output_head"})
 EMBEDDING_NAMES = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddings"})
 LAYERS_NAMES = frozenset({"layers", "h", "blocks"})
 NORM_NAMES = frozenset({"norm", "ln_f", "final_layernorm", "final_layer_norm"})
 INNER_NAMES = frozenset({"model", "transformer", "gpt_neox", "language_model", "decoder"})
 WRAPPER_NAMES = frozenset({"module", "_orig_mod"})
+
+
+def is_attention_name(node: ast.AST) -> bool:
+    """A literal that is the name of an attention module."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.strip(".") in ATTENTION_NAMES
 
 
 def instance_kind(qualified_name: str) -> Kind | None:
@@ -110,6 +125,18 @@ def instance_kind(qualified_name: str) -> Kind | None:
         if pattern.search(name):
             return kind
     return None
+
+
+def is_language_model(name: str) -> bool:
+    """A class name of a model with a head, and not that of an abstract base."""
+    last = name.rpartition(".")[2]
+    other = last.startswith(("Bert", "Peft")) or last.endswith(("PreTrainedModel", "GenerationMixin"))
+    return MODEL_CLASS.search(last) is not None and not other
+
+
+def is_model_class(name: str) -> bool:
+    """A class of Transformers' models, an abstract one too."""
+    return instance_kind(name) in (Kind.MODEL, Kind.BACKBONE)
 
 
 def is_stock_class(qualified_name: str) -> bool:

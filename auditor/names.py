@@ -1,4 +1,4 @@
-"""Which names a release of Transformers has, without importing it: read from a list that ships with the tool."""
+"""Which names a release of Transformers has, and its classes which members: read from lists that ship with the tool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 RELEASE = "5.24.0"
 DATA = Path(__file__).parent / "data" / f"transformers-{RELEASE}.json.gz"
+MEMBERS = DATA.with_name(f"transformers-{RELEASE}-members.json.gz")
 
 
 # Old names of "fast" modules and classes are served on demand, by rules of their own, and stand in no list.
@@ -18,6 +19,12 @@ DATA = Path(__file__).parent / "data" / f"transformers-{RELEASE}.json.gz"
 def _modules() -> dict[str, frozenset[str]]:
     record = json.loads(gzip.decompress(DATA.read_bytes()))
     return {module: frozenset(names.split()) for module, names in record.items()}
+
+
+@cache
+def _members() -> dict[str, tuple[str, ...]]:
+    record = json.loads(gzip.decompress(MEMBERS.read_bytes()))
+    return {name: tuple(names.split()) for name, names in record.items()}
 
 
 def has_module(module: str) -> bool:
@@ -31,3 +38,23 @@ def has_name(module: str, name: str) -> bool:
         return True
     names = _modules().get(module)
     return names is not None and (name in names or "*" in names or f"{module}.{name}" in _modules())
+
+
+def attention_classes(module: str) -> tuple[str, ...]:
+    """Attention classes of one family's modelling module, in the order of their names."""
+    return tuple(name for name in _members() if name.startswith(f"{module}.") and "Attention" in name)
+
+
+def has_member(owner: str, attr: str) -> bool:
+    """Whether instances of this class have the attribute; True where nothing is known of the class."""
+    members = _members()
+    if owner not in members and "Attention" in owner:
+        # A class that is gone, such as one of a single backend, was the family's attention too.
+        known = attention_classes(owner.rpartition(".")[0])
+        return not known or any(has_member(name, attr) for name in known)
+    return owner not in members or attr in members[owner] or attr in members["torch.nn.Module"] or attr[:2] == "__"
+
+
+def parameters(function: str) -> tuple[str, ...] | None:
+    """Names of a rotary function's parameters; None where nothing is known of it."""
+    return _members().get(function)

@@ -36,7 +36,7 @@ class Entry:
         return f"{self.module}:{self.qualname}"
 
 
-VERDICTS = ("identical", "near-tie", "lossy", "error")
+VERDICTS = ("identical", "distribution-preserving", "near-tie", "inconclusive", "lossy", "biased", "error")
 """From best to worst: an entry's verdict is the worst of its prompts'."""
 
 
@@ -76,6 +76,10 @@ class Divergence:
     """How far the entry's token is behind the best one when the model reads the entry's own text, in logits."""
     context_ids: tuple[int, ...]
     """The last tokens before it, which both texts share."""
+    context_text: str = ""
+    """These as text, where the model has a tokenizer; so `expected_text` and `found_text`."""
+    expected_text: str = ""
+    found_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,25 @@ class PlainRecord:
 
 
 @dataclass(frozen=True)
+class SampleTest:
+    """A chi-square test of the tokens that an entry sampled against the target's float64 probabilities."""
+
+    verdict: str
+    """`distribution-preserving`, `biased`, or `inconclusive`: the control was not told apart."""
+    temperature: float
+    num_samples: int
+    num_cells: int
+    statistic: float
+    p_value: float
+    """How often tokens drawn from the target would look worse."""
+    control_temperature: float
+    control_p_value: float
+    """The same tokens against a temperature that they were not drawn at: must be rejected."""
+    num_more: int | None = 0
+    """Samples still needed to reject the control, about; None where none would do."""
+
+
+@dataclass(frozen=True)
 class EntryRecord:
     """One entry point over all prompts."""
 
@@ -127,8 +150,33 @@ class EntryRecord:
     stage_source: str = ""
     peak_memory_bytes: int | None = None
     prompts: tuple[PromptVerdict, ...] = ()
+    sampling: SampleTest | None = None
+    """Of an entry run at a temperature above 0; its texts are not compared with plain decoding's."""
     error: str = ""
     remedy: str = ""
+
+
+@dataclass(frozen=True)
+class StateCheck:
+    """The same text through our cache under several rejection patterns, compared at every choice."""
+
+    verdict: str
+    """`agree`, `differ`, `not checked` (the runtime refuses the model) or `error`."""
+    reason: str
+    """Empty for `agree`."""
+    num_patterns: int = 0
+    num_rounds: int = 0
+    num_rejected: int = 0
+    """Tokens fed and taken back."""
+    num_positions: int = 0
+    """Choices compared with the first pattern's."""
+    num_flips: int = 0
+    logits_relative: float = 0.0
+    """Largest over the prompts of |other - first| / |first|, Frobenius norms."""
+    largest_difference: float = 0.0
+    """Of one logit, and where: in which prompt's text, after which of its tokens."""
+    prompt: int | None = None
+    position: int | None = None
 
 
 @dataclass(frozen=True)
@@ -154,13 +202,18 @@ class RunRecord:
     entries: tuple[EntryRecord, ...]
     peak_memory_kind: str = ""
     """`device`: the allocator's peak during the entry; `process`: resident memory of the process so far."""
+    state_check: StateCheck | None = None
+    """None where nothing was decoded."""
+    temperature: float = 0.0
+    """Given to the entries that take one."""
 
     @property
     def exit_code(self) -> int:
         verdicts = {entry.verdict for entry in self.entries}
-        if "error" in verdicts or not verdicts:
+        state = self.state_check.verdict if self.state_check else ""
+        if not verdicts or verdicts & {"error", "inconclusive"} or state == "error":
             return 2
-        return 1 if "lossy" in verdicts else 0
+        return 1 if verdicts & {"lossy", "biased"} or state == "differ" else 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types. Names stay, more may be added."""
@@ -179,7 +232,9 @@ _NESTED: dict[tuple[type, str], type] = {
     (RunRecord, "noise"): Noise,
     (RunRecord, "plain"): PlainRecord,
     (RunRecord, "entries"): EntryRecord,
+    (RunRecord, "state_check"): StateCheck,
     (EntryRecord, "prompts"): PromptVerdict,
+    (EntryRecord, "sampling"): SampleTest,
     (PromptVerdict, "divergence"): Divergence,
 }
 

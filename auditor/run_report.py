@@ -14,9 +14,10 @@ from ddaudit.auditor.record import VERDICTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord
+    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord, SampleTest, StateCheck
 
 _WIDTH = 100
+_FEW_ACCEPTED = 1.1
 _COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
 
 
@@ -31,6 +32,8 @@ def format_run(record: RunRecord) -> str:
     ]
     if record.noise:
         lines.append(f"noise     {_describe_noise(record.noise)}")
+    if record.state_check:
+        lines.append(f"state     {_describe_state(record.state_check)}")
     lines += ["", *_table(_rows(record))]
     for entry in record.entries:
         lines += _details(entry)
@@ -56,17 +59,23 @@ def write_run(record: RunRecord, path: Path) -> None:
 
 def _conclusion(record: RunRecord) -> str:
     counts = {verdict: sum(entry.verdict == verdict for entry in record.entries) for verdict in VERDICTS}
-    if record.entries and counts["identical"] == len(record.entries):
-        return "verdict: identical. Every entry's text is plain decoding's, token for token."
     parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    if record.state_check and record.state_check.verdict in ("differ", "error"):
+        parts.append("and the cache's state is not shown to be right, see above")
+    elif record.entries and counts["identical"] == len(record.entries):
+        return "verdict: identical. Every entry's text is plain decoding's, token for token."
+    elif record.entries and counts["distribution-preserving"] == len(record.entries):
+        return "verdict: distribution-preserving. Every entry samples as the target alone would."
     return f"verdict: {', '.join(parts) or 'nothing was run'}."
 
 
 def _describe_prompts(record: RunRecord) -> str:
     low, high = min(record.prompt_lengths), max(record.prompt_lengths)
     length = f"{low}" if low == high else f"{low} to {high}"
+    temperature = f", temperature {record.temperature:g}" if record.temperature else ""
     return (
         f"{len(record.prompt_lengths)} of {length} tokens, {record.max_new_tokens} new tokens each, seed {record.seed}"
+        f"{temperature}"
     )
 
 
@@ -79,6 +88,22 @@ def _describe_noise(noise: Noise) -> str:
         # A wrong entry still shows by how many of its choices are not the model's own.
         text += f"; the median gap is {noise.top2_gap_p50:.2g}, so single tokens prove little on these weights"
     return text
+
+
+def _describe_state(check: StateCheck) -> str:
+    if not check.num_positions:
+        return f"{check.verdict}: {check.reason}"
+    number = {2: "two", 3: "three"}.get(check.num_patterns, f"{check.num_patterns}")
+    text = (
+        f"{number} rejection patterns of the same text agree at {check.num_positions - check.num_flips} of "
+        f"{check.num_positions} choices"
+    )
+    if check.verdict == "agree":
+        return f"{text}, logits within {check.largest_difference:.1g}"
+    return (
+        f"WRONG: {text}; {check.reason}; most, {check.largest_difference:.2g} logits, after token {check.position} "
+        f"of prompt {check.prompt}"
+    )
 
 
 def _rows(record: RunRecord) -> list[tuple[str, ...]]:
@@ -134,21 +159,46 @@ def _details(entry: EntryRecord) -> list[str]:
         lines.append(f"  error: {entry.error}")
         if entry.remedy:
             lines.append(f"  remedy: {entry.remedy}")
+    if entry.sampling:
+        lines += textwrap.wrap(f"  sampling: {_describe_sampling(entry.sampling)}", _WIDTH, subsequent_indent="    ")
+        if 1 < (entry.acceptance_length_mean or 0) < _FEW_ACCEPTED:
+            lines.append(
+                "    hardly a draft was accepted, so that part was hardly tested: take a lower temperature too"
+            )
     notable = [v for v in entry.prompts if v.verdict != "identical" or v.reason != "every token equal"]
     lines += [line for verdict in notable for line in _describe_verdict(verdict)]
     return ["", entry.name, *lines] if lines else []
 
 
+def _describe_sampling(test: SampleTest) -> str:
+    text = (
+        f"{test.verdict}: chi-square {test.statistic:.1f} over {test.num_cells} cells of {test.num_samples} tokens at "
+        f"temperature {test.temperature:g}, p = {test.p_value:.2g}; the same tokens against temperature "
+        f"{test.control_temperature:.3g}, which must fail: p = {test.control_p_value:.1g}"
+    )
+    if test.num_more is None:
+        return f"{text}; no number of samples would tell the two apart: take a higher temperature"
+    if test.num_more:
+        return f"{text}; about {test.num_more} more samples are needed: --samples {test.num_samples + test.num_more}"
+    return text
+
+
 def _describe_verdict(verdict: PromptVerdict) -> list[str]:
     lines = [f"  prompt {verdict.prompt}: {verdict.verdict}: {verdict.reason}"]
     if verdict.divergence:
-        found = verdict.divergence
+        at = verdict.divergence
+        found, expected = _token(at.found, at.found_text), _token(at.expected, at.expected_text)
+        # `repr`, so that a line break or an escape sequence of the text stays on its line.
+        context = f" {at.context_text!r}" if at.context_text else ""
         lines.append(
-            f"    token {found.position}: {found.found} instead of {found.expected}; top-2 gap "
-            f"{found.gap_reference:.3g}, read back {found.gap_own_text:.3g} behind the best; after "
-            f"{' '.join(map(str, found.context_ids))}"
+            f"    token {at.position}: {found} instead of {expected}; top-2 gap {at.gap_reference:.3g}, "
+            f"read back {at.gap_own_text:.3g} behind the best; after {' '.join(map(str, at.context_ids))}{context}"
         )
     return lines
+
+
+def _token(token: int, text: str) -> str:
+    return f"{token} {text!r}" if text else f"{token}"
 
 
 def _gib(num_bytes: int | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ddaudit.auditor.library import LOOKALIKES
 
@@ -22,7 +23,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Scope:
     """Where names live. Identity is what counts."""
 
@@ -58,7 +59,7 @@ class Scope:
         return scope.function if scope else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Function:
     """A function, method or lambda of the repository."""
 
@@ -85,7 +86,7 @@ class Function:
         return self.positional[0] if self.takes_self and self.positional else ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Class:
     """A class of the repository."""
 
@@ -99,17 +100,18 @@ class Class:
 Variable: TypeAlias = tuple[str, object, object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """One way in which a variable gets a value."""
+    """One way in which a variable gets a value. Identity is what counts."""
 
     mode: str
-    """`value`, `item`, `iterate`, `iterate-item`, `annotation`, `import`, `function`, `class`, `self` or `call`."""
+    """`value`, `item`, `iterate`, `iterate-item`, `annotation`, `import`, `function`, `class`, `self`, `call` or
+    `install`."""
     scope: Scope
     expr: ast.expr | None = None
     index: int = 0
     target: object = None
-    """The Function or Class, or the import's `(module, name, level)`."""
+    """The Function or Class, the import's `(module, name, level)`, or the owner of an attribute assigned to."""
 
 
 @dataclass(eq=False)
@@ -121,6 +123,8 @@ class File:
     scope: Scope = field(init=False)
     nodes: list[ast.AST] = field(default_factory=list)
     """Every node, parents first, in the order of the text."""
+    by_type: dict[type[ast.AST], list[ast.AST]] = field(default_factory=lambda: defaultdict(list))
+    """The same nodes by their type."""
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     scopes: dict[ast.AST, Scope] = field(default_factory=dict)
     """The scope in which each expression is evaluated."""
@@ -128,8 +132,30 @@ class File:
     classes: list[Class] = field(default_factory=list)
     sources: list[tuple[Variable, Source]] = field(default_factory=list)
     stars: list[tuple[str, int]] = field(default_factory=list)
+    attributes_set: set[str] = field(default_factory=set)
+    """Attributes that the file gives to objects other than its classes' `self`, by assignment or `setattr`."""
     packages: set[str] = field(default_factory=set)
     """Top-level packages imported."""
+    modules: set[str] = field(default_factory=set)
+    """Modules from which names are imported."""
+
+    def of(self, *types: type[ast.AST]) -> Iterator[ast.AST]:
+        """Nodes of these types, one type after the other."""
+        return chain.from_iterable(self.by_type[kind] for kind in types)
+
+    @property
+    def calls(self) -> list[ast.Call]:
+        return cast("list[ast.Call]", self.by_type[ast.Call])
+
+    @property
+    def attributes(self) -> list[ast.Attribute]:
+        return cast("list[ast.Attribute]", self.by_type[ast.Attribute])
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What the node stands in, innermost first."""
+        while (parent := self.parents.get(node)) is not None:
+            yield parent
+            node = parent
 
     @property
     def is_lookalike(self) -> bool:
@@ -142,19 +168,66 @@ def index(source: SourceFile, tree: ast.Module) -> File:
     file = File(source, tree)
     file.scope = Scope(tree, None, file)
     collector = _Collector(file)
+    nodes, by_type, scopes, parents = file.nodes, file.by_type, file.scopes, file.parents
     pending: list[tuple[ast.AST, Scope]] = [(tree, file.scope)]
     while pending:
         node, scope = pending.pop()
-        file.nodes.append(node)
-        file.scopes[node] = scope
-        children = list(collector.enter(node, scope))
-        for child, _ in children:
-            file.parents[child] = node
-        pending += reversed(children)
+        kind = type(node)
+        nodes.append(node)
+        by_type[kind].append(node)
+        scopes[node] = scope
+        if kind in collector.recorded:
+            inner = list(collector.enter(node, scope))
+        else:
+            inner = [(child, scope) for child in children(node)]
+        for child, _ in inner:
+            parents[child] = node
+        inner.reverse()
+        pending += inner
     return file
 
 
+# Fields that hold no node, or one that says nothing on its own: an operator, a context.
+BARE_FIELDS = frozenset(
+    {
+        "ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "simple", "conversion", "is_async",
+        "module", "asname", "lineno", "type_ignores",
+    }
+)  # fmt: skip
+
+
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
+
+
+def _node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = tuple(name for name in kind._fields if name not in BARE_FIELDS)
+    return _FIELDS[kind]
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """Nodes directly below, in the order of the text, without operators and contexts."""
+    found: list[ast.AST] = []
+    for name in _node_fields(type(node)):
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
 class _Collector:
+    recorded = frozenset(
+        {
+            ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp,
+            ast.GeneratorExp, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.AsyncFor,
+            ast.comprehension, ast.withitem, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.Global, ast.Nonlocal,
+            ast.Return, ast.Yield, ast.Call, ast.Import, ast.ImportFrom,
+        }
+    )  # fmt: skip
+    """Node types that bind names, open a scope, or hand a value on."""
+
     def __init__(self, file: File) -> None:
         self.file = file
 
@@ -169,7 +242,7 @@ class _Collector:
         if isinstance(node, COMPREHENSIONS):
             scope = Scope(node, scope, self.file)
         self._record(node, scope)
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             yield child, scope
 
     def _function(
@@ -200,7 +273,7 @@ class _Collector:
                 self._add(("name", inner, arg.arg), Source("value", scope, default))
         if function.self_name:
             self._add(("name", inner, function.self_name), Source("self", inner, target=function))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             in_body = isinstance(node, ast.Lambda) and child is node.body
             if not isinstance(node, ast.Lambda):
                 in_body = isinstance(child, ast.stmt)
@@ -212,7 +285,7 @@ class _Collector:
         inner.owner = owner
         self.file.classes.append(owner)
         self._bind(scope, node.name, node, Source("class", scope, target=owner))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             yield child, inner if isinstance(child, ast.stmt) else scope
 
     def _record(self, node: ast.AST, scope: Scope) -> None:
@@ -252,6 +325,9 @@ class _Collector:
                         for i, item in enumerate(value.elts):
                             self._add(("return", function, i), Source("value", scope, item))
             case ast.Call():
+                match node:
+                    case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                        self.file.attributes_set.add(name)
                 self._add(("call", node, None), Source("call", scope, node))
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -262,6 +338,7 @@ class _Collector:
             case ast.ImportFrom(module=module, names=aliases, level=level):
                 if not level and module:
                     self.file.packages.add(module.partition(".")[0])
+                    self.file.modules.add(module)
                 for alias in aliases:
                     if alias.name == "*":
                         self.file.stars.append((module or "", level))
@@ -273,12 +350,13 @@ class _Collector:
         match target:
             case ast.Name(id=name):
                 self._bind(source.scope, name, target, source)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr):
-                function = source.scope.enclosing_function
-                while function is not None and function.self_name != name:
-                    function = function.scope.parent.enclosing_function if function.scope.parent else None
-                if function is not None and function.owner is not None:
-                    self._add(("attribute", function.owner, attr), source)
+            case ast.Attribute(value=base, attr=attr):
+                if (owner := _class_of(base, source.scope)) is not None:
+                    self._add(("attribute", owner, attr), source)
+                else:
+                    self.file.attributes_set.add(attr)
+                if source.mode == "value" and (owner is None or attr == "forward"):
+                    self._add(("install", target, None), Source("install", source.scope, source.expr, target=target))
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 for i, element in enumerate(elements):
                     if isinstance(element, ast.Starred):
@@ -299,6 +377,16 @@ class _Collector:
 
     def _add(self, variable: Variable, source: Source) -> None:
         self.file.sources.append((variable, source))
+
+
+def _class_of(base: ast.expr, scope: Scope) -> Class | None:
+    """The class whose instance a method's first argument is, where `base` is that argument."""
+    function = scope.enclosing_function
+    while isinstance(base, ast.Name) and function is not None:
+        if function.self_name == base.id:
+            return function.owner
+        function = function.scope.parent.enclosing_function if function.scope.parent else None
+    return None
 
 
 def _is_path(node: ast.expr) -> bool:

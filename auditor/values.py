@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from ddaudit.auditor.finding import Confidence
+
+if TYPE_CHECKING:
+    import ast
+
+    from ddaudit.auditor.scopes import File
 
 RANK = {Confidence.GUESS: 0, Confidence.LIKELY: 1, Confidence.PROVEN: 2}
 
@@ -18,6 +24,8 @@ class Kind(Enum):
     DECODER = "text decoder, as `get_decoder()` returns it"
     LAYERS = "list of decoder layers"
     LAYER = "decoder layer"
+    LAYER_OUTPUT = "output of a decoder layer"
+    ATTENTION = "attention module of a Transformers model"
     EMBEDDING = "input embedding"
     EMBEDDING_WEIGHT = "input embedding matrix"
     HEAD = "output head"
@@ -32,6 +40,8 @@ class Kind(Enum):
     CACHE_LAYER = "layer of a cache"
     TREE_MASK = "attention mask with four dimensions"
     TOKENIZER = "tokenizer"
+    TRAINER = "trainer"
+    COMPILED = "compiled model"
     TENSOR = "tensor"
     OWN = "instance of the repository's own class"
     OWN_CLASS = "class of the repository"
@@ -42,7 +52,7 @@ class Kind(Enum):
     OTHER = "result of another package's call"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """One thing a name can hold. Two values with the same kind and origin are the same thing."""
 
@@ -60,3 +70,19 @@ class Value:
     @property
     def rank(self) -> int:
         return RANK[self.confidence]
+
+
+def made(kind: Kind, node: ast.AST, file: File, fact: str, by: Value | None = None) -> Value:
+    """A value that `node` makes, as sure as what it is made by."""
+    evidence = (fact_at(node, file, fact),)
+    if by is None:
+        return Value(kind, place(node, file), evidence=evidence)
+    return Value(kind, place(node, file), by.confidence, by.evidence[:3] + evidence)
+
+
+def place(node: ast.AST, file: File) -> str:
+    return f"{file.source.path}:{getattr(node, 'lineno', 1)}:{getattr(node, 'col_offset', 0)}"
+
+
+def fact_at(node: ast.AST, file: File, fact: str) -> str:
+    return f"{file.source.path}:{getattr(node, 'lineno', 1)}: {fact}"

@@ -12,7 +12,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
 
@@ -33,6 +33,9 @@ LAYERLESS = (
     "pass over layers that `cache.is_linear` marks"
 )
 TUPLE = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where it has keys"
+NO_LIMIT = (
+    "a cache without a limit answers -1, never None, and a sliding one its window; only a static cache has a limit"
+)
 REASON = "what replaces it depends on what the values are for"
 
 PAIRS, KEYS = Claim(Ask.CACHE_PAIRS), Claim(Ask.LAYER_KEYS)
@@ -43,7 +46,7 @@ class CacheInternals(Rule):
     kind = "cache-internals"
     severity = Severity.ERROR
     message = "`{name}` of a cache is gone in Transformers 5: {remedy}"
-    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension)
+    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
         Good("""
@@ -75,10 +78,30 @@ class CacheInternals(Rule):
             def length(cache: DynamicCache):
                 return cache.key_cache[0].shape[-2]
         """),
-        Bad("""
+        Bad(
+            """
             def length(past):
                 return past[0][0].shape[2]
-        """),
+            """,
+            """
+            def length(past):
+                return past.get_seq_length()
+            """,
+        ),
+        Bad(
+            """
+            from transformers import DynamicCache
+
+            def length(cache: DynamicCache):
+                return cache.seen_tokens
+            """,
+            """
+            from transformers import DynamicCache
+
+            def length(cache: DynamicCache):
+                return cache.get_seq_length()
+            """,
+        ),
         Bad("""
             from transformers import DynamicCache
 
@@ -88,8 +111,13 @@ class CacheInternals(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
-        if file.is_legacy_branch(node) or _is_own_forward(node, file):
-            return
+        for finding in self._decide(node, file):
+            # A method of the repository's own module fills, as a rule, a cache of its own.
+            is_own = finding.confidence is not Confidence.PROVEN and file.module_class(node) is not None
+            if not is_own and not file.is_legacy_branch(node) and not _is_own_forward(node, file):
+                yield finding
+
+    def _decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
             case ast.Assign(targets=[ast.Tuple()], value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
                 yield self.report(file, base, cache, fix=REASON, claim=PAIRS, name="k, v = cache", remedy=TUPLE)
@@ -99,21 +127,25 @@ class CacheInternals(Rule):
                     names = {name for name in file.qualified_names(base) if name.startswith("transformers.")}
                     cache = file.holds(base, Kind.LIBRARY) if names else None
                 if cache is not None:
-                    yield self.report(
-                        file,
-                        node,
-                        cache,
-                        fix=REASON,
-                        claim=Claim(Ask.CACHE_NAME, attr),
-                        name=attr,
-                        remedy=_remedy(attr),
-                    )
+                    fix = _length(node, base, file) if attr in ("seen_tokens", "_seen_tokens") else REASON
+                    claim = Claim(Ask.CACHE_NAME, attr)
+                    yield self.report(file, node, cache, fix=fix, claim=claim, name=attr, remedy=_remedy(attr))
             case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
-                yield self.report(file, node, cache, fix=REASON, claim=PAIRS, name="cache[i]", remedy=TUPLE)
+                length = _measured(node, file)
+                fix = _length(length, base, file, Applicability.UNSAFE) if length is not None else REASON
+                yield self.report(file, node, cache, fix=fix, claim=PAIRS, name="cache[i]", remedy=TUPLE)
             case ast.Subscript(value=base) if file.holds(base, Kind.CACHE_LAYERS) is not None:
                 yield from self._one_layer(node, file)
+            case ast.Compare(left=limit, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+                yield from self._limit(node, limit, file)
             case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
                 yield from self._loop(node, iterable, file)
+
+    def _limit(self, node: ast.Compare, limit: ast.expr, file: FileFacts) -> Iterator[Finding]:
+        match file.made_from(limit):
+            case ast.Call(func=ast.Attribute(value=base, attr="get_max_cache_shape" | "get_max_length")):
+                if (cache := file.holds(base, Kind.CACHE)) is not None:
+                    yield self.report(file, node, cache, severity=Severity.SILENT, message=NO_LIMIT, fix=REASON)
 
     def _one_layer(self, node: ast.Subscript, file: FileFacts) -> Iterator[Finding]:
         above = file.parent(node)
@@ -160,6 +192,30 @@ def _asks_kind(node: ast.AST, file: FileFacts) -> bool:
     tests = node.ifs if isinstance(node, ast.comprehension) else [node.test]
     words = ("is_linear", "hasattr", "isinstance", "getattr", "layer_types", "is_initialized")
     return any(word in file.text(test) for test in tests for word in words)
+
+
+def _measured(first: ast.Subscript, file: FileFacts) -> ast.AST | None:
+    """`cache[0][0].shape[2]`, of which `first` is `cache[0]`: the keys' length, which is the cache's."""
+    second = file.parent(first)
+    shape = file.parent(second) if second is not None else None
+    length = file.parent(shape) if shape is not None else None
+    match second, shape, length:
+        case (
+            ast.Subscript(slice=ast.Constant(value=0)),
+            ast.Attribute(attr="shape"),
+            ast.Subscript(slice=ast.Constant(value=2) | ast.UnaryOp(operand=ast.Constant(value=2))),
+        ):
+            return length if file.constant(first.slice) == 0 else None
+    return None
+
+
+def _length(
+    node: ast.AST, cache: ast.expr, file: FileFacts, applicability: Applicability = Applicability.SAFE
+) -> Fix | str:
+    if not file.is_read(node):
+        return "the length is assigned to"
+    reason = "the number of tokens that the cache has taken"
+    return Fix((file.edit(node, f"{file.text(cache)}.get_seq_length()"),), applicability, reason)
 
 
 def _remedy(attr: str) -> str:

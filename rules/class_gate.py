@@ -26,7 +26,10 @@ FAMILIES = re.compile(
     r"llama|qwen|mistral|mixtral|gemma|falcon|mpt|gpt_?neox|gptj|pythia|opt\b|bloom|phi|deepseek|vicuna|glm|olmo",
     re.IGNORECASE,
 )
-FAMILY_CLASS = re.compile(r"^transformers\..*[A-Z]\w*(ForCausalLM|ForConditionalGeneration|Attention\w*|DecoderLayer)$")
+FAMILY_CLASS = re.compile(
+    r"^transformers\..*[A-Z]\w*(ForCausalLM|ForConditionalGeneration|Attention\w*|DecoderLayer|Model)$"
+)
+CLASS_NAME = re.compile(r"^[A-Z]\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention|DecoderLayer)$")
 REASON = "what the refusal protects has to be judged"
 
 
@@ -36,13 +39,19 @@ class ClassGate(Rule):
     severity = Severity.ERROR
     message = "only listed families pass; ask for what the code needs, such as `get_decoder()`, instead of a name"
     nodes = (ast.Compare, ast.Call, ast.If)
-    markers = ("model_type", "isinstance", "search(", "match(", "raise")
+    markers = ("model_type", "isinstance", "architectures", "__name__", "search(", "match(", "raise")
     EXAMPLES = (
         Good("""
             from transformers import PreTrainedModel
 
             def check(model):
                 return isinstance(model, PreTrainedModel)
+        """),
+        Good("""
+            from transformers import LlamaForCausalLM
+
+            def width(model, weight):
+                return weight.shape[0] if isinstance(model, LlamaForCausalLM) else weight.shape[1]
         """),
         Good("""
             def tree_for(model_name):
@@ -73,6 +82,26 @@ class ClassGate(Rule):
                 assert isinstance(model, LlamaForCausalLM)
                 return model.get_decoder().layers
         """),
+        Bad(
+            """
+            def layers_of(model_name):
+                if "llama" in model_name:
+                    return 32
+                elif "mistral" in model_name:
+                    return 24
+                else:
+                    raise NotImplementedError(model_name)
+            """,
+            findings=2,
+        ),
+        Bad("""
+            from transformers import AutoConfig
+
+            def load(name):
+                kind = AutoConfig.from_pretrained(name).architectures[0]
+                if kind == "LlamaForCausalLM":
+                    return 1
+        """),
         Bad("""
             import re
 
@@ -86,9 +115,9 @@ class ClassGate(Rule):
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
-            case ast.Compare() if (config := _reads_model_type(node, file)) is not None:
+            case ast.Compare() if (config := _reads_model_type(node, file) or _names_class(node, file)) is not None:
                 yield self.report(file, node, config, fix=REASON)
-            case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]):
+            case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]) if not _has_alternative(node, file):
                 named = classes.elts if isinstance(classes, ast.Tuple) else [classes]
                 for item in named:
                     name = next((n for n in file.qualified_names(item) if FAMILY_CLASS.match(n)), None)
@@ -97,6 +126,10 @@ class ClassGate(Rule):
                         gate = Value(Kind.LIBRARY, name, evidence=(fact,))
                         yield self.report(file, node, gate, severity=Severity.SILENT, fix=REASON)
                         return
+            case ast.If() if tests := list(_refusing_chain(node, file)):
+                for test in tests:
+                    fact = f"{file.source.path}:{test.lineno}: the chain of families ends in an error"
+                    yield self.report(file, test, Value(Kind.LIBRARY, fact, Confidence.LIKELY, (fact,)), fix=REASON)
             case ast.If() if _raises(node) and (pattern := _matches_name(node.test, file)) is not None:
                 yield self.report(file, node.test, pattern, fix=REASON)
 
@@ -107,14 +140,56 @@ def _reads_model_type(compare: ast.Compare, file: FileFacts) -> Value | None:
     if not any(FAMILIES.search(str(file.constant(side) or "")) for side in sides):
         return None
     for side in sides:
-        match side:
+        match made := file.made_from(side):
             case ast.Attribute(value=base, attr="model_type"):
                 if (config := file.holds(base, Kind.CONFIG, Kind.TEXT_CONFIG)) is not None:
                     return config
                 if file.text(base).rpartition(".")[2] == "config":
-                    fact = f"{file.source.path}:{compare.lineno}: `{file.text(side)}` is compared with a family's name"
+                    fact = f"{file.source.path}:{compare.lineno}: `{file.text(made)}` is compared with a family's name"
                     return Value(Kind.CONFIG, fact, Confidence.LIKELY, (fact,))
     return None
+
+
+def _names_class(compare: ast.Compare, file: FileFacts) -> Value | None:
+    """A comparison with the name of one family's class: of `architectures`, or of a class's `__name__`."""
+    sides = [compare.left, *compare.comparators]
+    names = [str(side.value) for side in sides if isinstance(side, ast.Constant)]
+    if not any(CLASS_NAME.match(name) and not name.startswith("Auto") for name in names):
+        return None
+    for side in sides:
+        made = file.made_from(side)
+        text = file.text(made) if made is not None else ""
+        if "architectures" in text or "__name__" in text:
+            fact = f"{file.source.path}:{compare.lineno}: `{text[:60]}` is compared with a class's name"
+            return Value(Kind.CONFIG, fact, Confidence.PROVEN, (fact,))
+    return None
+
+
+def _refusing_chain(head: ast.If, file: FileFacts) -> Iterator[ast.expr]:
+    """Tests of a model's name for families, in an `if` chain whose `else` raises."""
+    above = file.parent(head)
+    if isinstance(above, ast.If) and above.orelse == [head]:
+        return
+    tests: list[ast.expr] = []
+    chain = head
+    while True:
+        tests.append(chain.test)
+        if len(chain.orelse) != 1 or not isinstance(chain.orelse[0], ast.If):
+            break
+        chain = chain.orelse[0]
+    if not any(isinstance(statement, ast.Raise) for statement in chain.orelse):
+        return
+    for test in tests:
+        match test:
+            case ast.Compare(left=ast.Constant(value=str(family)), ops=[ast.In()], comparators=[name]):
+                if FAMILIES.search(family) and "model" in file.text(name) and "model_type" not in file.text(name):
+                    yield test
+
+
+def _has_alternative(test: ast.Call, file: FileFacts) -> bool:
+    """One of two values is chosen: a special case of one family, and something for all others."""
+    above = file.parent(test)
+    return isinstance(above, ast.IfExp) and above.test is test
 
 
 def _raises(node: ast.If) -> bool:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts import FileFacts
     from ddaudit.auditor.finding import Finding
 
+LOADERS = (".from_pretrained", ".from_config", ".pipeline")
+OLD_RELEASES = "the new name does not exist in old releases"
 NEEDS_NEW = "the new name does not exist before Transformers 5.24"
 
 
@@ -31,8 +33,8 @@ class DeprecatedKeyword(Rule):
     kind = "deprecated-kwarg"
     severity = Severity.WARN
     message = "`{old}` is renamed to `{new}`{until}"
-    nodes = (ast.Call, ast.Attribute)
-    markers = ("past_key_value", "torch_dtype", "cache_position", "tokenizer=")
+    nodes = (ast.Call, ast.Attribute, ast.Subscript, ast.Dict)
+    markers = ("past_key_value", "torch_dtype", "cache_position", "tokenizer=", ".tokenizer")
     EXAMPLES = (
         Good("""
             from torch import nn
@@ -80,16 +82,62 @@ class DeprecatedKeyword(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
-        if isinstance(node, ast.Attribute):
-            output = file.holds(node.value, Kind.OUTPUT) if node.attr == "past_key_values" else None
-            if output is not None:
-                until = " (gone in Transformers 5.40)"
-                yield self.report(file, node, output, fix=NEEDS_NEW, old=".past_key_values", new=".cache", until=until)
-            elif node.attr == "torch_dtype" and (config := file.holds(node.value, Kind.CONFIG)) is not None:
-                reason = "the model's own dtype may be meant"
-                yield self.report(file, node, config, fix=reason, old="torch_dtype", new="dtype", until="")
-            return
-        assert isinstance(node, ast.Call)
+        match node:
+            case ast.Attribute():
+                yield from self._field(node, file)
+            case ast.Subscript(value=record, slice=ast.Constant(value="past_key_values")):
+                if (output := _output_as_dict(record, file)) is not None:
+                    yield self.report(
+                        file, node, output, severity=Severity.ERROR, fix=NEEDS_NEW,
+                        old='["past_key_values"]', new='["cache"]', until=": a dict of the output lacks the old name",
+                    )  # fmt: skip
+            case ast.Subscript(value=ast.Name() as options, slice=ast.Constant(value="torch_dtype") as key):
+                if isinstance(node.ctx, ast.Store):
+                    yield from self._option(options, key, file)
+            case ast.Dict(keys=keys):
+                for name in keys:
+                    above = file.parent(node)
+                    if isinstance(name, ast.Constant) and name.value == "torch_dtype":
+                        match above:
+                            case (
+                                ast.Assign(targets=[ast.Name() as options])
+                                | ast.AnnAssign(target=ast.Name() as options)
+                            ):
+                                yield from self._option(options, name, file)
+            case ast.Call():
+                yield from self._keywords(node, file)
+
+    def _field(self, node: ast.Attribute, file: FileFacts) -> Iterator[Finding]:
+        base, name = node.value, node.attr
+        if name == "past_key_values" and (output := file.holds(base, Kind.OUTPUT)) is not None:
+            until = " (gone in Transformers 5.40)"
+            yield self.report(file, node, output, fix=NEEDS_NEW, old=".past_key_values", new=".cache", until=until)
+        elif name == "torch_dtype" and (config := file.holds(base, Kind.CONFIG)) is not None:
+            reason = "the model's own dtype may be meant"
+            yield self.report(file, node, config, fix=reason, old="torch_dtype", new="dtype", until="")
+        elif name == "tokenizer" and (trainer := file.holds(base, Kind.TRAINER)) is not None and file.is_stock(base):
+            yield self.report(
+                file, node, trainer, severity=Severity.ERROR, old=".tokenizer", new=".processing_class", until="",
+                fix=_rename(node, file.offsets(node)[1] - len(name), name, "processing_class"),
+            )  # fmt: skip
+
+    def _option(self, options: ast.Name, key: ast.Constant, file: FileFacts) -> Iterator[Finding]:
+        """A key of a dict that is unpacked into a loader of Transformers."""
+        home = file.scope(options).find(options.id)
+        for call in file.file.calls:
+            for keyword in call.keywords:
+                match keyword:
+                    case ast.keyword(arg=None, value=ast.Name(id=name)) if name == options.id:
+                        called = _loader(call, file) if file.scope(call).find(name) is home else None
+                        if called is not None and called.origin.endswith(LOADERS):
+                            text = file.text(key).replace("torch_dtype", "dtype")
+                            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, OLD_RELEASES)
+                            yield self.report(
+                                file, key, called, fix=fix, old='"torch_dtype"', new='"dtype"', until=" since 4.56"
+                            )
+                            return
+
+    def _keywords(self, node: ast.Call, file: FileFacts) -> Iterator[Finding]:
         for keyword in node.keywords:
             match keyword.arg:
                 case "past_key_values" | "cache_position":
@@ -125,11 +173,11 @@ class DeprecatedKeyword(Rule):
             return
         if keyword.arg == "tokenizer":
             if called.origin.endswith("Trainer"):
-                fix = _rename(keyword, "processing_class", file)
+                fix = _rename(keyword, file.offsets(keyword)[0], "tokenizer", "processing_class")
                 message = "`tokenizer=` is renamed to `processing_class=`, and the old name raises"
                 yield self.report(file, keyword, called, severity=Severity.ERROR, fix=fix, message=message)
-        elif called.origin.endswith((".from_pretrained", ".from_config", ".pipeline")):
-            fix = _rename(keyword, "dtype", file)
+        elif called.origin.endswith(LOADERS):
+            fix = _rename(keyword, file.offsets(keyword)[0], "torch_dtype", "dtype")
             yield self.report(file, keyword, called, fix=fix, old="torch_dtype=", new="dtype=", until=" since 4.56")
 
 
@@ -142,6 +190,8 @@ def _loader(call: ast.Call, file: FileFacts) -> Value | None:
     for value in file.values(owner):
         target = file.definition(value)
         if value.kind is Kind.OWN_CLASS and isinstance(target, Class):
+            if isinstance(call.func, ast.Attribute) and (passed := _passes_on(target, call.func.attr, file)):
+                return passed
             for base in file.facts.flow.bases(target):
                 if isinstance(base, str) and base.startswith("transformers."):
                     made = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -150,8 +200,26 @@ def _loader(call: ast.Call, file: FileFacts) -> Value | None:
     return None
 
 
-def _rename(keyword: ast.keyword, name: str, file: FileFacts) -> Fix:
-    assert keyword.arg is not None
-    start = file.offsets(keyword)[0]
-    reason = "the new name does not exist in old releases"
-    return Fix((Edit(start, start + len(keyword.arg), name),), Applicability.UNSAFE, reason)
+def _rename(node: ast.AST, start: int, old: str, new: str) -> Fix:
+    return Fix((Edit(start, start + len(old), new),), Applicability.UNSAFE, OLD_RELEASES)
+
+
+def _output_as_dict(record: ast.expr, file: FileFacts) -> Value | None:
+    """The output of a model that a name is a plain dict of."""
+    match file.made_from(record):
+        case ast.Call(func=ast.Name(id="dict"), args=[output]):
+            return file.holds(output, Kind.OUTPUT)
+    return None
+
+
+def _passes_on(owner: Class, name: str, file: FileFacts) -> Value | None:
+    """The loader of Transformers to which a class method hands its `**kwargs`."""
+    method = file.facts.flow.method(owner, name)
+    args = method.node.args if method is not None else None
+    for call in ast.walk(method.node) if method is not None and args is not None and args.kwarg is not None else ():
+        match call:
+            case ast.Call(func=ast.Attribute(attr="from_pretrained" | "from_config"), keywords=keywords):
+                if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == "kwargs" for k in keywords):
+                    fact = f"{file.source.path}: `{owner.node.name}.{name}` hands its keywords on to `{name}`"
+                    return Value(Kind.LIBRARY, f"{owner.node.name}.{name}", Confidence.LIKELY, (fact,))
+    return None

@@ -122,7 +122,7 @@ class FlatConfigAttribute(Rule):
         if name not in TEXT_FIELDS and name not in OLD_SPELLINGS:
             return
         config = file.holds(base, Kind.CONFIG)
-        if config is None or file.holds(base, Kind.TEXT_CONFIG) or _builds_own_module(base, file):
+        if config is None or file.holds(base, Kind.TEXT_CONFIG) or file.is_own_config(base):
             return
         if isinstance(node, ast.Attribute) and not file.is_read(node):
             severity = Severity.SILENT
@@ -131,19 +131,6 @@ class FlatConfigAttribute(Rule):
             severity = Severity.ERROR
         fix = _fix(node, base, name, config, file)
         yield self.report(file, node, config, severity=severity, fix=fix, claim=Claim(ask, name), name=name)
-
-
-def _builds_own_module(base: ast.expr, file: FileFacts) -> bool:
-    """Whether this is the config that a module of the repository is given to build itself from."""
-    if file.module_class(base) is None:
-        return False
-    match base:
-        case ast.Name(id=name):
-            home = file.scope(base).find(name)
-            return home is not None and any(isinstance(binding, ast.arg) for binding in home.names[name])
-        case ast.Attribute(value=ast.Name(id="self"), attr="config"):
-            return True
-    return False
 
 
 def _fix(node: ast.AST, base: ast.expr, name: str, config: Value, file: FileFacts) -> Fix | str:

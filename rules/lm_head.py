@@ -10,6 +10,7 @@ which the text config's own can contradict (huggingface/transformers#43429): com
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
@@ -73,6 +74,20 @@ class LmHead(Rule):
                 return model.get_output_embeddings()(hidden)
             """,
         ),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def scores(model: PreTrainedModel, hidden, keep):
+                return hidden[keep] @ model.lm_head.weight.T
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def scores(model: PreTrainedModel, hidden, keep):
+                return model.get_output_embeddings()(hidden[keep])
+            """,
+        ),
         Bad("""
             from transformers import PreTrainedModel
 
@@ -105,6 +120,9 @@ class LmHead(Rule):
                 yield from self._input_matrix(node, right, file)
             case ast.Call(func=ast.Attribute(attr="linear" | "matmul"), args=[_, right, *_]):
                 yield from self._input_matrix(node, right, file)
+            case ast.Call(args=[given, name, *_]) if _names_head(name):
+                if (model := file.holds(given, Kind.MODEL, Kind.BACKBONE)) is not None:
+                    yield self.report(file, name, model, fix="the function finds it by name", path=file.text(name))
 
     def _input_matrix(self, node: ast.AST, right: ast.expr, file: FileFacts) -> Iterator[Finding]:
         if (table := file.holds(right, Kind.EMBEDDING_WEIGHT)) is not None:
@@ -125,10 +143,39 @@ def _claim(node: ast.Attribute, file: FileFacts) -> Claim | None:
     return Claim(Ask.HEAD if called else Ask.PATH, ".".join(path))
 
 
+def _product(head: ast.Attribute, file: FileFacts) -> ast.BinOp | None:
+    """`hidden @ model.lm_head.weight.T`, of which `head` is a part."""
+    weight = file.parent(head)
+    turned = file.parent(weight) if weight is not None else None
+    product = file.parent(turned) if turned is not None else None
+    match weight, turned, product:
+        case ast.Attribute(attr="weight"), ast.Attribute(attr="T" | "mT"), ast.BinOp(op=ast.MatMult(), right=right):
+            return product if right is turned and isinstance(product, ast.BinOp) else None
+    return None
+
+
+def _names_head(name: ast.expr) -> bool:
+    """A string that names the head, or is made from a name for it."""
+    match name:
+        case ast.Constant(value=str(text)):
+            return text.partition(".")[0] in HEAD_NAMES
+        case ast.JoinedStr(values=parts):
+            return any(
+                isinstance(part, ast.FormattedValue) and re.search(r"\b(lm_)?head", ast.unparse(part.value))
+                for part in parts
+            )
+    return False
+
+
 def _fix(node: ast.Attribute, file: FileFacts) -> Fix | str:
     if not file.is_read(node):
         return "the head is assigned to, and a call cannot be"
     root = node.value
+    if (product := _product(node, file)) is not None:
+        left = file.text(product.left)
+        edit = file.edit(product, f"{file.text(root)}.get_output_embeddings()({left})")
+        reason = "the head as it is: with its adapter, its quantisation and its bias, which the matrix alone leaves out"
+        return Fix((edit,), Applicability.UNSAFE, reason)
     while isinstance(root, ast.Attribute) and root.attr in INNER_NAMES and file.holds(root.value, Kind.MODEL):
         root = root.value
     reason = "the accessor returns the same module where the head has this name"

@@ -133,7 +133,11 @@ class ModelPath(Rule):
             return
         if isinstance(above, ast.Attribute) and above.attr in PARTS | INNER_NAMES | HEAD_NAMES | NEUTRAL:
             return
-        if file.is_under(node, _tests_path):
+        if isinstance(above, ast.Attribute) and above.attr.endswith("mask") and not file.is_read(above):
+            return
+        made = file.made_from(node.value)
+        is_chosen = isinstance(made, ast.IfExp) and _tests_path(made.test)
+        if is_chosen or file.is_under(node, _tests_path) or _is_own_wrapper(node.value, file):
             return
         root, path = _split(node)
         if _is_peft_wrapper(node, path):
@@ -150,6 +154,17 @@ def _tests_path(test: ast.expr) -> bool:
         match part:
             case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
                 if name in PARTS | INNER_NAMES:
+                    return True
+    return False
+
+
+def _is_own_wrapper(base: ast.expr, file: FileFacts) -> bool:
+    """Under a test that says that this is an instance of the repository's own class."""
+    for above in file.ancestors(base):
+        match above:
+            case ast.If(test=ast.Call(func=ast.Name(id="isinstance"), args=[given, named])):
+                classes = named.elts if isinstance(named, ast.Tuple) else [named]
+                if file.text(given) == file.text(base) and any(file.holds(item, Kind.OWN_CLASS) for item in classes):
                     return True
     return False
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts import FileFacts
     from ddaudit.auditor.finding import Finding
 
+# Classes that have another name and are otherwise as they were.
+RENAMED = {"AutoModelForVision2Seq": "AutoModelForImageTextToText"}
 SUCCESSORS = {
-    "AutoModelForVision2Seq": "`AutoModelForImageTextToText`",
+    **{old: f"`{new}`" for old, new in RENAMED.items()},
     "is_flash_attn_available": "`is_flash_attn_2_available`",
     "Conversation": "a list of plain message dicts",
     "transformers.modeling_attn_mask_utils": "`transformers.masking_utils`, which needs a config and a cache",
@@ -38,7 +40,7 @@ class RemovedName(Rule):
     kind = "private-import"
     severity = Severity.ERROR
     message = "`{name}` does not exist in Transformers {release}, so the import raises; {remedy}"
-    nodes = (ast.ImportFrom, ast.Import)
+    nodes = (ast.ImportFrom, ast.Import, ast.Name)
     markers = ("transformers",)
     EXAMPLES = (
         Good("""
@@ -78,6 +80,9 @@ class RemovedName(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        if isinstance(node, ast.Name):
+            yield from self._use(node, file)
+            return
         assert isinstance(node, ast.ImportFrom | ast.Import)
         missing = list(_missing(node))
         if not missing or _is_guarded(node, file):
@@ -95,6 +100,25 @@ class RemovedName(Rule):
                 name=name,
                 release=RELEASE,
                 remedy=f"use {remedy}" if remedy else "find what took its place",
+            )
+
+    def _use(self, node: ast.Name, file: FileFacts) -> Iterator[Finding]:
+        """A use of a class that only has another name now."""
+        if node.id not in RENAMED:
+            return
+        for name in sorted(file.qualified_names(node)):
+            last = name.rpartition(".")[2]
+            if last not in RENAMED or name != f"transformers.{node.id}" or not file.is_read(node):
+                continue
+            home = file.scope(node).find(node.id)
+            imports = home.names[node.id] if home is not None else []
+            if len(imports) != 1 or _is_guarded(imports[0], file):
+                continue
+            fact = f"{file.source.path}:{node.lineno}: Transformers {RELEASE} has no `{name}`"
+            because = Value(Kind.LIBRARY, name, evidence=(fact,))
+            remedy = f"use `{RENAMED[last]}`"
+            yield self.report(
+                file, node, because, fix="the import has to change with it", name=name, release=RELEASE, remedy=remedy
             )
 
 

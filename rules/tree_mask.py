@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.facts import FileFacts
     from ddaudit.auditor.finding import Finding
+    from ddaudit.auditor.values import Value
 
 
 class TreeMask(Rule):
@@ -33,8 +34,8 @@ class TreeMask(Rule):
         "a mask with four dimensions never reaches linear-attention layers, so branches leak into each other "
         "through their state; verify with a cache from `make_cache(model)`"
     )
-    nodes = (ast.Call,)
-    markers = ("attention_mask",)
+    nodes = (ast.Call, ast.BinOp)
+    markers = ("attention_mask", "_4d_")
     EXAMPLES = (
         Good("""
             from transformers import PreTrainedModel
@@ -80,6 +81,11 @@ class TreeMask(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        if isinstance(node, ast.BinOp):
+            for side in (node.left, node.right):
+                if (mask := _made_by_transformers(side, file)) is not None:
+                    yield self.report(file, node, mask, fix="the mask is made by a function that is gone")
+            return
         assert isinstance(node, ast.Call)
         model = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
         given = {keyword.arg: keyword for keyword in node.keywords}
@@ -100,3 +106,11 @@ class TreeMask(Rule):
         because = min(model, mask, key=lambda value: RANK[value.confidence])
         reason = "which branches there are is known to the code that builds the tree; the cache has to know them"
         yield self.report(file, keyword, because, fix=reason, claim=Claim(Ask.TREE_MASK))
+
+
+def _made_by_transformers(side: ast.expr, file: FileFacts) -> Value | None:
+    """A mask with four dimensions that a function of Transformers made."""
+    match file.made_from(side):
+        case ast.Call(func=function) if any(n.startswith("transformers.") for n in file.qualified_names(function)):
+            return file.holds(side, Kind.TREE_MASK)
+    return None

@@ -12,7 +12,7 @@ import torch
 from ddaudit.runtime.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 NO_STOP_TOKEN = -1
 """Given where a stop token is asked for and none is wanted: no id equals it."""
@@ -63,6 +63,7 @@ class Offer:
     target_layer_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
     seed: int
+    temperature: float = 0.0
 
 
 def parameter_names(function: Callable[..., Any], owner: type | None) -> tuple[str, ...]:
@@ -71,6 +72,13 @@ def parameter_names(function: Callable[..., Any], owner: type | None) -> tuple[s
     if owner is not None and not _is_drafter(owner):
         parameters += _constructor_parameters(owner).values()
     return tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in parameters)
+
+
+def sampling_temperature(parameters: Sequence[str], arguments: Mapping[str, Any], default: float) -> float:
+    """What an entry is run at: the value passed by `--arg`, else `default` where it takes a temperature, else 0."""
+    names = [name for name in (*arguments, *parameters) if _ROLE_OF.get(name) == "temperature"]
+    value = arguments.get(names[0], default) if names else 0.0
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def bind(
@@ -199,7 +207,7 @@ def _value_for(role: str | None, name: str, parameter: inspect.Parameter, hint: 
         return True, _prompt_value(name, hint, offer)
     if role == "num_draft_tokens" and not required:
         return False, None
-    if role == "top_p" and not required:
+    if role == "top_p" and not required and not offer.temperature:
         return False, None
     values: dict[str, Any] = {
         "target": offer.target,
@@ -211,8 +219,8 @@ def _value_for(role: str | None, name: str, parameter: inspect.Parameter, hint: 
         "block_size": offer.block_size,
         "num_draft_tokens": offer.block_size - 1,
         "target_layer_ids": list(offer.target_layer_ids),
-        "temperature": 0.0,
-        "do_sample": False,
+        "temperature": offer.temperature,
+        "do_sample": offer.temperature > 0,
         "top_p": 1.0,
         "device": device,
         "dtype": offer.target.dtype,

@@ -84,10 +84,11 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
     return build_random(lambda: _build(own_class, config, dtype), device, f"a random {own_class.__name__}", seed)
 
 
-def describe_drafter(spec: str) -> str:
+def describe_drafter(spec: str, temperature: float = 0.0) -> str:
     if spec.startswith("scripted:"):
         p, q = parse_scripted(spec)
-        return f"scripted: the right token first with chance {p:g}, else second with chance {q:g}; costs no time"
+        which, time = ("likeliest", "asks the target") if temperature else ("right", "costs no time")
+        return f"scripted: the {which} token first with chance {p:g}, else second with chance {q:g}; {time}"
     if spec == "random":
         return "the repository's own class, random weights"
     if Path(spec).is_dir():

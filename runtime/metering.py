@@ -31,6 +31,7 @@ class Meter:
     prefill_end_s: float | None = None
     end_s: float = 0.0
     _num_read: int = 0
+    _is_drafting: bool = False
     _spans: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
 
     @property
@@ -98,15 +99,22 @@ class _Timer:
         self.length = 0
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A drafter that asks the target is drafting still.
+        if self.stage == "target" and self.meter._is_drafting:
+            return
         if self.depth == 0:
+            self.meter._is_drafting = self.stage == "draft"
             self.start = self._now()
             self.length = _num_tokens(args, kwargs)
         self.depth += 1
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self.stage == "target" and self.meter._is_drafting:
+            return
         self.depth -= 1
         if self.depth:
             return
+        self.meter._is_drafting = False
         meter = self.meter
         if self.stage == "target":
             is_prefill = meter._num_read < meter.prompt_length

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 import warnings
 from dataclasses import dataclass, replace
 from importlib import metadata
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 
-from ddaudit.auditor.record import PlainRecord, RunRecord
+from ddaudit.auditor.record import PlainRecord, RunRecord, StateCheck
 from ddaudit.runtime.arguments import expand, parse_argument
-from ddaudit.runtime.binding import Offer, bind, drafter_class, parameter_names
+from ddaudit.runtime.attempt import run_prompt, sample_prompt
+from ddaudit.runtime.binding import Offer, drafter_class, parameter_names, sampling_temperature
 from ddaudit.runtime.containing import closed_off, settings_kept, signals_kept
-from ddaudit.runtime.decoding import Reference, decode_plain
 from ddaudit.runtime.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
-from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.importing import isolated_imports, lies_under, load_function
+from ddaudit.runtime.invariance import check_state
 from ddaudit.runtime.loading import Target, choose_device, load_target
-from ddaudit.runtime.metering import metered, peak_memory_bytes, reset_peak_memory
 from ddaudit.runtime.prompts import Prompt, make_prompts
-from ddaudit.runtime.references import WARM_UP_TOKENS, decode_references, is_changed, require_positions, wanted_stops
-from ddaudit.runtime.results import drain, read_output
-from ddaudit.runtime.scripted import ScriptedDrafter
+from ddaudit.runtime.references import decode_references, is_changed, require_positions, wanted_stops
+from ddaudit.runtime.sampling import SampleTally
 from ddaudit.runtime.trial import Imported, Trial, explain, finish
-from ddaudit.runtime.verdict import judge_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddaudit.auditor.record import Entry, Noise
-    from ddaudit.runtime.arguments import Argument
+    from ddaudit.runtime.arguments import Argument, Call
+    from ddaudit.runtime.decoding import Reference
 
 __all__ = ["RunError", "RunOptions", "parse_argument", "run"]
 
@@ -56,6 +55,10 @@ class RunOptions:
     prompt_texts: tuple[str, ...] = ()
     num_prompts: int = 3
     prompt_tokens: int = 32
+    temperature: float = 0.0
+    samples: int = 2048
+    """Tokens of each entry to test, at a temperature above 0."""
+    checks_state: bool = True
 
 
 def run(
@@ -107,6 +110,7 @@ class _SoFar:
     prompts: Sequence[Prompt] = ()
     plain: PlainRecord | None = None
     noise: Noise | None = None
+    state_check: StateCheck | None = None
 
     def record(self) -> RunRecord:
         try:
@@ -123,7 +127,7 @@ class _SoFar:
             device=torch.cuda.get_device_name(self.device) if is_cuda else "cpu",
             dtype=str(target.model.dtype).removeprefix("torch.") if target else "",
             model=target.description if target else "not loaded: no entry imports",
-            drafter=describe_drafter(options.drafter),
+            drafter=describe_drafter(options.drafter, options.temperature),
             seed=options.seed,
             max_new_tokens=options.max_new_tokens,
             prompt_lengths=tuple(len(prompt.ids) for prompt in self.prompts),
@@ -131,6 +135,8 @@ class _SoFar:
             plain=self.plain,
             entries=tuple(finish(trial, len(self.prompts)) for trial in self.trials),
             peak_memory_kind="device" if is_cuda else "process",
+            state_check=self.state_check,
+            temperature=options.temperature,
         )
 
 
@@ -145,10 +151,15 @@ def _run(
     with signals_kept():
         imported = _import_entries(entries, folder)
     calls = expand({entry: found.parameters for entry, found in imported.items()}, arguments)
-    trials = [Trial(call, imported[call.entry], failure=imported[call.entry].failure) for call in calls]
+    trials = [_make_trial(call, imported[call.entry], options.temperature) for call in calls]
     so_far.trials = trials
     if not any(trial.is_alive for trial in trials):
         return
+    if options.temperature and not any(trial.samples for trial in trials):
+        raise RunError(
+            f"no entry takes the temperature {options.temperature:g}",
+            "leave `--temperature` out, or name entries with a parameter `temperature`",
+        )
     target = so_far.target
     if target is None:
         progress(f"loading {options.model}")
@@ -188,7 +199,12 @@ def _run(
             progress(f"prompt {number + 1} of {len(prompts)}: {trial.call.name}")
             try:
                 with settings_kept():
-                    _run_prompt(trial, replace(offer, drafter=trial.drafter), number, reference, so_far.noise)
+                    given = replace(offer, drafter=trial.drafter)
+                    if trial.samples:
+                        sample_prompt(trial, given, number, math.ceil(options.samples / len(prompts)))
+                    else:
+                        run_prompt(trial, given, number, reference, so_far.noise)
+                trial.num_prompts += 1
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -205,6 +221,23 @@ def _run(
                             f"run it alone: `--entry {other.call.entry.name}`",
                         )
             keep(so_far.record())
+    if options.checks_state:
+        # Last, so that entries that make no cache of ours are timed on a model without its hooks.
+        progress("the same text under two rejection patterns")
+        so_far.state_check = _check_state(target, references, so_far.noise, options.seed)
+
+
+def _check_state(target: Target, references: Sequence[Reference], noise: Noise | None, seed: int) -> StateCheck:
+    try:
+        return check_state(target.model, references, noise, seed)
+    except Exception as error:
+        return StateCheck("error", describe(error))
+
+
+def _make_trial(call: Call, imported: Imported, temperature: float) -> Trial:
+    """An entry that takes no temperature is greedy, whatever the others do."""
+    chosen = sampling_temperature(imported.parameters, call.arguments, temperature)
+    return Trial(call, imported, failure=imported.failure, samples=SampleTally(chosen) if chosen else None)
 
 
 def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, Imported]:
@@ -236,64 +269,3 @@ def _make_drafters(trials: Sequence[Trial], folder: Path, options: RunOptions, p
             trial.drafter = made.get(own_class)
         except Exception as error:
             trial.failure = explain(error, folder)
-
-
-def _run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
-    model = offer.target
-    if isinstance(offer.drafter, ScriptedDrafter):
-        offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
-    if number == 0:
-        _call(trial, replace(offer, max_new_tokens=min(WARM_UP_TOKENS, offer.max_new_tokens)))
-    reset_peak_memory(model.device)
-    meter, returned = _call(trial, offer)
-    output = read_output(returned, offer.prompt_ids)
-    _require_known(output.generated_ids, model)
-    found = _cut_at_stop(output.generated_ids, offer.stop_token_ids)
-    if len(found) > len(reference.generated_ids) and reference.generated_ids[-1] not in offer.stop_token_ids:
-        # It went on past its budget, by a block of its own perhaps: that is compared too, within reason.
-        if len(found) > 2 * len(reference.generated_ids):
-            raise RunError(
-                f"the entry returned {len(found)} tokens where {offer.max_new_tokens} were asked for",
-                "let it stop at the number of new tokens that it is given",
-            )
-        reference = decode_plain(model, reference.prompt_ids, len(found), offer.stop_token_ids)
-    trial.peak = max(trial.peak, peak_memory_bytes(model.device))
-    trial.tokens += len(found)
-    trial.decode_s += meter.decode_s
-    trial.rounds += meter.rounds
-    trial.lengths += output.acceptance_lengths
-    trial.stage_source = "entry" if output.stage_s else "measured"
-    for name, seconds in (output.stage_s or meter.stage_s()).items():
-        trial.stage_s[name] = trial.stage_s.get(name, 0.0) + seconds
-    trial.verdicts.append(
-        judge_prompt(model, number, reference, found, noise, offer.max_new_tokens, offer.block_size - 1)
-    )
-
-
-def _call(trial: Trial, offer: Offer) -> tuple[Any, Any]:
-    function = trial.imported.function
-    assert function is not None
-    bound = bind(function, trial.imported.owner, trial.call.arguments, offer)
-    positional = [
-        name
-        for name, parameter in signature(function).parameters.items()
-        if parameter.kind is parameter.POSITIONAL_ONLY
-    ]
-    first = [bound.pop(name) for name in positional if name in bound]
-    with metered(offer.target, offer.drafter, len(offer.prompt_ids), offer.target.device) as meter, torch.no_grad():
-        returned = drain(function(*first, **bound))
-    return meter, returned
-
-
-def _require_known(ids: Sequence[int], model: Any) -> None:
-    size = model.get_input_embeddings().weight.shape[0]
-    if (unknown := next((token for token in ids if not 0 <= token < size), None)) is not None:
-        raise RunError(
-            f"the entry returned {unknown} as a token id, and the target has {size}",
-            "return the ids that were generated, without padding",
-        )
-
-
-def _cut_at_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> tuple[int, ...]:
-    end = next((i + 1 for i, token in enumerate(ids) if token in stop_token_ids), len(ids))
-    return tuple(ids[:end])

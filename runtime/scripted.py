@@ -2,7 +2,8 @@
 
 It has a block drafter's call signature and returns hidden states which the target's own head maps to the wanted
 logits, so a repository's own drafting, tree building and verification run unchanged. It knows the right tokens
-from plain decoding of the same prompt. A random drafter is accepted almost never, which hides rollback faults.
+from plain decoding of the same prompt; at a temperature it takes the target's likeliest ones after the text so far.
+A random drafter is accepted almost never, which hides faults of rollback and of acceptance.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.text_reading import TextReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +66,7 @@ class ScriptedDrafter(nn.Module):
         self._start = 0
         self._drawn: list[int] = []
         self._script: tuple[int, tuple[int, ...]] | None = None
+        self._text: TextReader | None = None
         self.num_misordered = 0
 
     @property
@@ -78,6 +81,7 @@ class ScriptedDrafter(nn.Module):
 
     def follow(self, prompt_length: int, continuation: Sequence[int]) -> None:
         """Script the drafts for one prompt: `continuation[i]` is the right token at position `prompt_length + i`."""
+        self._text = None
         script = (prompt_length, tuple(continuation))
         if script == self._script:
             return
@@ -94,6 +98,13 @@ class ScriptedDrafter(nn.Module):
                 "use `--drafter random` or a trained drafter",
             )
         self._script = script
+
+    def follow_text(self, target: nn.Module, prompt_ids: Sequence[int], seed: int) -> None:
+        """Script the drafts of one sampled text as it is written. The choices depend on `seed`."""
+        if self._text is None or self._text.prompt_ids != tuple(prompt_ids):
+            self._text = TextReader(target, prompt_ids)
+        self._text.begin()
+        self._script, self.seed = None, seed
 
     def forward(
         self,
@@ -128,12 +139,25 @@ class ScriptedDrafter(nn.Module):
             positions = torch.arange(first, first + length, device=self.device)[None]
         if draft_cache is not None:
             self._remember(draft_cache, batch, context + length)
+        if self._text is not None:
+            first = int(positions[0, 0])
+            fed = block[0].tolist() if is_next_token else [self._text.token_of(block[0, 0])]
+            self._script_next(first + len(fed), self._text.likeliest(first, fed))
         hidden = self._at(positions + 1 if is_next_token else positions).expand(batch, -1, -1)
         if is_next_token:
             from transformers.modeling_outputs import CausalLMOutputWithPast
 
             return CausalLMOutputWithPast(logits=self._logits(hidden), past_key_values=draft_cache)
         return self._logits(hidden) if self.returns_logits else hidden
+
+    def _script_next(self, start: int, continuation: Sequence[int]) -> None:
+        assert self._text is not None
+        wanted = [self._draw(start + i, token) for i, token in enumerate(continuation)]
+        self._start = start
+        self._drawn = [row.index(token) for row, token in zip(wanted, continuation, strict=True)]
+        with torch.no_grad():
+            self._hidden = self._solve(wanted)
+        self._text.propose([row[0] for row in wanted])
 
     def _remember(self, cache: Any, batch: int, length: int) -> None:
         """Grow the draft cache as a real drafter does, so that `get_seq_length` and `crop` see the same lengths."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.record import Entry, PromptVerdict
     from ddaudit.runtime.arguments import Call
+    from ddaudit.runtime.sampling import SampleTally
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,12 @@ class Trial:
     call: Call
     imported: Imported
     drafter: Any = None
+    samples: SampleTally | None = None
+    """Where the tokens of an entry that runs at a temperature above 0 are counted."""
+    num_prompts: int = 0
+    """Prompts it has been through."""
+    num_texts: int = 0
+    """Texts it has generated: one a prompt, more where it samples."""
     tokens: int = 0
     decode_s: float = 0.0
     rounds: int = 0
@@ -80,9 +87,11 @@ def finish(trial: Trial, num_prompts: int) -> EntryRecord:
     """The trial's record, whatever came of it. One that has not seen all prompts is an error: it proves nothing."""
     call = trial.call
     error, remedy = trial.failure
-    if trial.is_alive and len(trial.verdicts) < max(1, num_prompts):
-        error = f"the run ended after {len(trial.verdicts)} of {num_prompts} prompts"
-    after_first = max(0, trial.tokens - len(trial.verdicts))
+    sampling = trial.samples.test() if trial.samples and trial.is_alive else None
+    if trial.is_alive and trial.num_prompts < max(1, num_prompts):
+        error = f"the run ended after {trial.num_prompts} of {num_prompts} prompts"
+    verdicts = [verdict.verdict for verdict in trial.verdicts] + ([sampling.verdict] if sampling else [])
+    after_first = max(0, trial.tokens - trial.num_texts)
     mean: float | None = None
     if trial.lengths:
         mean = sum(trial.lengths) / len(trial.lengths)
@@ -91,7 +100,7 @@ def finish(trial: Trial, num_prompts: int) -> EntryRecord:
     return EntryRecord(
         name=call.name,
         arguments={name: plain_json(value) for name, value in call.arguments.items()},
-        verdict="error" if error else worst([verdict.verdict for verdict in trial.verdicts]),
+        verdict="error" if error else worst(verdicts),
         tokens=trial.tokens,
         tokens_per_s=after_first / trial.decode_s if trial.decode_s else 0.0,
         decode_s=trial.decode_s,
@@ -102,6 +111,7 @@ def finish(trial: Trial, num_prompts: int) -> EntryRecord:
         stage_source=trial.stage_source,
         peak_memory_bytes=trial.peak,
         prompts=tuple(trial.verdicts),
+        sampling=sampling,
         error=error,
         remedy=remedy,
     )

@@ -62,7 +62,7 @@ class Trial:
             Ask.PATH: self._path, Ask.HEAD: self._head, Ask.CONFIG: self._field, Ask.CONFIG_OR_DEFAULT: self._field,
             Ask.BARE_CACHE: self._bare_cache, Ask.CROP_LENGTH: self._crop_length, Ask.ROLLBACK: self._rollback,
             Ask.TREE_MASK: self._tree_mask, Ask.CACHE_NAME: self._cache_name, Ask.CACHE_PAIRS: self._cache_pairs,
-            Ask.LAYER_KEYS: self._layer_keys, Ask.LAYER_STATE: self._layer_state,
+            Ask.LAYER_PART: self._layer_part, Ask.LAYER_KEYS: self._layer_keys, Ask.LAYER_STATE: self._layer_state,
             Ask.LAYER_ATTENTION: self._layer_attention, Ask.IMPORT: self._import, Ask.KEYWORD: self._keyword,
         }  # fmt: skip
         return tries[claim.ask](claim)
@@ -185,6 +185,12 @@ class Trial:
             index for index, layer in enumerate(cache.layers) if not torch.is_tensor(getattr(layer, "keys", None))
         ]
         return Answer(Outcome.RAISES, f"layer {without[0]} of the cache has no keys") if without else WORKS
+
+    def _layer_part(self, claim: Claim) -> Answer:
+        layers = decoder_layers(self.model)
+        without = sum(not hasattr(layer, claim.what) for layer in layers)
+        missing = f"{without} of {len(layers)} layers have no `{claim.what}`"
+        return Answer(Outcome.RAISES, missing) if without else WORKS
 
     def _layer_state(self, _claim: Claim) -> Answer | None:
         states = getattr(self._one.output, "hidden_states", None)

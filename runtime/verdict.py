@@ -17,7 +17,7 @@ from ddaudit.auditor.record import VERDICTS, Divergence, Noise, PromptVerdict
 from ddaudit.runtime.decoding import Reference, read_in_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 TOLERANCE = 2.0
 """Gaps count as within the noise up to this multiple of the largest one measured: a run judges more choices than
@@ -71,8 +71,9 @@ def judge_prompt(
     noise: Noise | None,
     max_new_tokens: int,
     allowed_shortfall: int,
+    decode: Callable[[list[int]], str] | None = None,
 ) -> PromptVerdict:
-    """Compare the ids that an entry generated for one prompt with plain decoding."""
+    """Compare the ids that an entry generated for one prompt with plain decoding. `decode` makes text of ids."""
     expected = reference.generated_ids
     shared = min(len(expected), len(found_ids))
     first = next((i for i in range(shared) if expected[i] != found_ids[i]), None)
@@ -80,6 +81,9 @@ def judge_prompt(
         return _judge_length(prompt, expected, found_ids, max_new_tokens, allowed_shortfall)
     behind = _behind_best(model, reference.prompt_ids, found_ids, first)
     tolerance = TOLERANCE * noise.gap_max if noise else 0.0
+    context_ids = (reference.prompt_ids + expected[:first])[-CONTEXT_TOKENS:]
+    shown = (list(context_ids), [expected[first]], [found_ids[first]])
+    texts = [decode(ids) for ids in shown] if decode else ["", "", ""]
     divergence = Divergence(
         prompt=prompt,
         position=first,
@@ -87,11 +91,14 @@ def judge_prompt(
         found=found_ids[first],
         gap_reference=reference.top2_gaps[first],
         gap_own_text=behind[0],
-        context_ids=(reference.prompt_ids + expected[:first])[-CONTEXT_TOKENS:],
+        context_ids=context_ids,
+        context_text=texts[0],
+        expected_text=texts[1],
+        found_text=texts[2],
     )
     num_beyond = sum(gap > tolerance for gap in behind)
     num_not_best = sum(gap > 0 for gap in behind)
-    limit = _most_flips(noise, len(behind))
+    limit = most_flips(noise, len(behind))
     within = f"within {tolerance:.2g}, {TOLERANCE:g} times the largest stock noise"
     if divergence.gap_reference > tolerance:
         verdict, reason = "lossy", f"gap {divergence.gap_reference:.3g} at the first divergence is not {within}"
@@ -132,7 +139,7 @@ def _behind_best(model: Any, prompt_ids: Sequence[int], text_ids: Sequence[int],
     return behind[first:]
 
 
-def _most_flips(noise: Noise | None, num_choices: int) -> float:
+def most_flips(noise: Noise | None, num_choices: int) -> float:
     """How many choices other than the model's best the noise explains: its own flip rate with a margin."""
     rate = min(1.0, _FLIP_MARGIN * noise.flip_rate) if noise else 0.0
     return rate * num_choices + _FLIP_SIGMAS * math.sqrt(rate * (1 - rate) * num_choices + 1 / 4)

@@ -1,4 +1,4 @@
-"""Writes the list of names that `ddaudit.auditor.names` reads, from the installed Transformers.
+"""Writes the lists that `ddaudit.auditor.names` reads: the installed Transformers' names, and its classes' members.
 
 Run it once for each release: `python tests/collect_names.py`.
 """
@@ -9,9 +9,14 @@ import ast
 import gzip
 import importlib.util
 import json
+import re
 from pathlib import Path
 
-from ddaudit.auditor.names import DATA
+from ddaudit.auditor.names import DATA, MEMBERS
+
+MODEL_PARTS = re.compile(r"(Attention\w*|DecoderLayer|Block|RotaryEmbedding)$")
+OTHER_CLASSES = frozenset({"GenerationMixin", "PreTrainedModel", "Trainer"})
+ROTARY = re.compile(r"^apply_\w*rotary\w*$")
 
 
 def collect(pattern: str = "**/*.py") -> dict[str, str]:
@@ -61,11 +66,64 @@ def _bound(tree: ast.Module) -> set[str]:
     return names
 
 
+def collect_members(pattern: str = "**/*.py") -> dict[str, str]:
+    """What instances of the classes that research code patches have, and the parameters of rotary functions."""
+    import torch
+    import transformers
+
+    assert transformers.__file__ is not None
+    root = Path(transformers.__file__).parent
+    classes: dict[str, tuple[list[str], set[str]]] = {}
+    found = {"torch.nn.Module": " ".join(sorted(name for name in dir(torch.nn.Module()) if name[:2] != "__"))}
+    for path in sorted(root.glob(pattern)):
+        module = ".".join(("transformers", *path.relative_to(root).with_suffix("").parts))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        origins = {
+            alias.asname or alias.name: f"{_absolute(module, node)}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                classes[f"{module}.{node.name}"] = ([origins.get(b, f"{module}.{b}") for b in bases], _members(node))
+            elif isinstance(node, ast.FunctionDef) and ROTARY.match(node.name):
+                found[f"{module}.{node.name}"] = " ".join(arg.arg for arg in node.args.args)
+    for name in classes:
+        last = name.rpartition(".")[2]
+        if last in OTHER_CLASSES or (MODEL_PARTS.search(last) and ".modeling_" in name):
+            pending, members = [name], set[str]()
+            while pending:
+                bases, own = classes.get(pending.pop(), ([], set()))
+                members |= own
+                pending += bases
+            found[name] = " ".join(sorted(members))
+    return found
+
+
+def _absolute(module: str, node: ast.ImportFrom) -> str:
+    above = module.split(".")[: -node.level] if node.level else []
+    return ".".join([*above, node.module or ""])
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    for item in ast.walk(node):
+        match item:
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Store()):
+                members.add(attr)
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]) if item in node.body:
+                members.add(name)
+    return {name for name in members if not name.startswith("__")}
+
+
 def write() -> None:
-    """Write the list anew."""
-    text = json.dumps(collect(), sort_keys=True, separators=(",", ":"))
+    """Write both lists anew."""
     DATA.parent.mkdir(exist_ok=True)
-    DATA.write_bytes(gzip.compress(text.encode(), mtime=0))
+    for path, record in ((DATA, collect()), (MEMBERS, collect_members())):
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -316,3 +316,76 @@ def test_a_long_chain_and_a_long_sum_are_no_deeper_than_short_ones():
         "def f(net):\n    x = net" + ".model" * 200 + ".layers\n    y = " + " + ".join(["x"] * 300) + "\n    return y\n"
     )
     assert in_one(text, "y") == set()
+
+
+# Functions put in place of others', hooks and mixins
+
+
+PATCH = """
+    from types import MethodType
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    def forward(self, hidden):
+        return self.q_proj(hidden)
+
+    def patch(model):
+        for module in model.modules():
+            if isinstance(module, LlamaAttention):
+                module.forward = MethodType(forward, module)
+"""
+
+
+def test_self_of_a_function_put_in_place_of_a_forward_is_that_module():
+    file = facts_of(a=PATCH)["a.py"]
+    assert value(file, "self", Kind.ATTENTION).origin.endswith("LlamaAttention")
+
+
+def test_a_function_given_to_another_attribute_is_handed_nothing():
+    assert in_one(PATCH.replace("module.forward =", "module.helper ="), "self") == set()
+
+
+def test_a_hook_on_a_layer_is_handed_its_output_and_one_on_attention_is_not():
+    text = """
+        from transformers import PreTrainedModel
+
+        def hook(module, args, output):
+            return output
+
+        def tap(model: PreTrainedModel):
+            model.get_decoder().layers[0]{below}.register_forward_hook(hook)
+    """
+    assert in_one(text.format(below=""), "output") == {Kind.LAYER_OUTPUT}
+    assert in_one(text.format(below=".self_attn"), "output") == set()
+
+
+def test_self_of_a_mixin_is_the_vendored_model_it_is_mixed_into():
+    text = """
+        from torch import nn
+
+        class Part(nn.Module):
+            def run(self, ids):
+                return self.model(ids)
+
+        class MyLlamaForCausalLM(nn.Module):
+            pass
+
+        class Whole(Part, MyLlamaForCausalLM):
+            pass
+    """
+    assert Kind.MODEL in in_one(text, "self")
+    assert Kind.MODEL not in in_one(text.replace("(Part, MyLlamaForCausalLM)", "(Part)"), "self")
+
+
+def test_a_part_of_ones_own_model_is_not_stock_and_one_of_a_subclass_of_a_stock_model_is():
+    text = """
+        from torch import nn
+        from transformers import LlamaForCausalLM
+
+        class Mine({base}):
+            def run(self, ids):
+                return self.model(ids)
+    """
+    for base, is_stock in (("nn.Module", False), ("LlamaForCausalLM", True)):
+        file = facts_of(a=text.format(base=base))["a.py"]
+        node = next(n for n in file.nodes if isinstance(n, ast.Attribute) and file.text(n) == "self.model")
+        assert file.is_stock(node) is is_stock

@@ -266,16 +266,40 @@ def test_a_text_that_stops_at_once_is_lossy(fork):
     assert code == 1 and "24 of 24 tokens short" in record.entries[0].prompts[0].reason
 
 
+def save_with_words(model, folder):
+    """A checkpoint with a tokenizer: token 7 is the word `w7`."""
+    model.save_pretrained(folder)
+    words = {f"w{i}": i for i in range(101)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def test_the_first_divergence_is_shown_with_both_gaps_and_its_text(fork, tmp_path):
+    model = qwen3()
+    save_with_words(model, tmp_path / "m")
+    reference = decode_plain(model, (1, 2, 3), 9)
+    right, wrong = reference.generated_ids, (reference.generated_ids[8] + 1) % 101
+    text = f"def generate(target, input_ids, max_new_tokens):\n    return {[*right[:8], wrong]}"
+    (fork / "wrong.py").write_text(text)
+    arguments = ["--entry", "wrong:generate", "--prompt", "w1 w2 w3", "--max-new-tokens", "9"]
+    code, output, record = run(fork, *arguments, model=("--model", str(tmp_path / "m")))
+    assert code == 1, output
+    found = record.entries[0].prompts[0].divergence
+    assert found.context_text == " ".join(f"w{token}" for token in right[:8])
+    assert found.gap_own_text >= found.gap_reference == pytest.approx(reference.top2_gaps[8], abs=1e-4)
+    gaps = f"top-2 gap {found.gap_reference:.3g}, read back {found.gap_own_text:.3g} behind the best"
+    tokens = f"token 8: {wrong} 'w{wrong}' instead of {right[8]} 'w{right[8]}'"
+    context = f"after {' '.join(map(str, right[:8]))} '{found.context_text}'"
+    assert f"{tokens}; {gaps}; {context}\n" in output
+
+
 def test_texts_go_through_the_tokenizer_and_stop_tokens_end_them(fork, tmp_path):
     """The stop token is the sixth that plain decoding chooses, so every text has that many tokens at most."""
     model = qwen3()
     ids = decode_plain(model, (1, 2, 3), 6).generated_ids
     model.generation_config.eos_token_id = ids[5]
-    model.save_pretrained(tmp_path / "m")
-    words = {f"w{i}": i for i in range(101)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "m")
+    save_with_words(model, tmp_path / "m")
     (tmp_path / "prompts").write_text("w1 w2 w3\n\nw4 w5\n")
     arguments = ["--entry", "others:one_by_one", "--entry", "blocks:generate", "--prompts", str(tmp_path / "prompts")]
     code, output, record = run(fork, *arguments, model=("--model", str(tmp_path / "m"), "--max-new-tokens", "20"))

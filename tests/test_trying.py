@@ -31,6 +31,7 @@ CLAIMS = (
     Claim(Ask.CONFIG_OR_DEFAULT, "use_cache"),
     *(Claim(ask) for ask in (Ask.BARE_CACHE, Ask.CROP_LENGTH, Ask.ROLLBACK, Ask.TREE_MASK, Ask.CACHE_PAIRS)),
     *(Claim(ask) for ask in (Ask.LAYER_KEYS, Ask.LAYER_STATE)),
+    *(Claim(Ask.LAYER_PART, name) for name in ("self_attn", "mlp")),
     Claim(Ask.CACHE_NAME, "key_cache"),
     *(Claim(Ask.KEYWORD, name) for name in ("past_key_values", "cache_position")),
 )

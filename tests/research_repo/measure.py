@@ -21,6 +21,7 @@ def main():
     parser.add_argument("--prompts", type=Path, default=Path("prompts.txt"))
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--tree-budget", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--diagnose", action="store_true")
     args = parser.parse_args()
 
@@ -38,11 +39,12 @@ def main():
         if args.diagnose:
             print("agreement by layer", layer_agreement(target, input_ids))
             print("cache bytes", cache_bytes(target, input_ids))
+        limits = (args.max_new_tokens, stop_token_ids)
         runs = {
-            "plain": lambda: plain_generate(target, input_ids, args.max_new_tokens, stop_token_ids),
-            "chain": lambda: chain_generate(target, drafter, input_ids, args.max_new_tokens, stop_token_ids),
+            "plain": lambda: plain_generate(target, input_ids, *limits, args.temperature),
+            "chain": lambda: chain_generate(target, drafter, input_ids, *limits, args.temperature),
             "tree": lambda: tree_generate(
-                target, drafter, input_ids, args.max_new_tokens, stop_token_ids, args.tree_budget
+                target, drafter, input_ids, *limits, args.tree_budget, args.temperature
             ),
         }
         for name, run in runs.items():

@@ -5,7 +5,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ddaudit.runtime import crop_cache, keep_in_cache, make_cache
 
 from .drafter import BlockDrafter
-from .session import Generation, StageClock, cut_at_stop, has_stop, read_taps
+from .session import Generation, StageClock, cut_at_stop, has_stop, read_taps, sample
 
 
 def grow_tree(logits, budget, branching=4):
@@ -63,6 +63,7 @@ def tree_generate(
     max_new_tokens: int = 256,
     stop_token_ids: list[int] | None = None,
     tree_budget: int = 64,
+    temperature: float = 0.0,
 ) -> Generation:
     clock = StageClock()
     width, mask_id = drafter.block_size, drafter.mask_token_id
@@ -83,7 +84,7 @@ def tree_generate(
             output_hidden_states=True,
             logits_to_keep=1,
         )
-    output_ids[:, prompt_length] = out.logits[:, -1].argmax(-1)
+    output_ids[:, prompt_length] = sample(out.logits[:, -1], temperature)
     context = read_taps(out.hidden_states, drafter.target_layer_ids)
     acceptance_lengths = []
     start = prompt_length
@@ -116,7 +117,7 @@ def tree_generate(
                 use_cache=True,
                 output_hidden_states=True,
             )
-            choice = out.logits[0].argmax(-1).tolist()
+            choice = sample(out.logits[0], temperature).tolist()
 
         with clock.stage("commit"):
             path = walk(tokens, parents, choice)

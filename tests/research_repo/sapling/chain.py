@@ -4,7 +4,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from .drafter import BlockDrafter
-from .session import Generation, StageClock, cut_at_stop, has_stop, read_taps
+from .session import Generation, StageClock, cut_at_stop, has_stop, read_taps, sample
 
 
 @torch.inference_mode()
@@ -14,6 +14,7 @@ def chain_generate(
     input_ids: torch.Tensor,
     max_new_tokens: int = 256,
     stop_token_ids: list[int] | None = None,
+    temperature: float = 0.0,
 ) -> Generation:
     clock = StageClock()
     width, mask_id = drafter.block_size, drafter.mask_token_id
@@ -34,7 +35,7 @@ def chain_generate(
             output_hidden_states=True,
             logits_to_keep=1,
         )
-    output_ids[:, prompt_length] = out.logits[:, -1].argmax(-1)
+    output_ids[:, prompt_length] = sample(out.logits[:, -1], temperature)
     context = read_taps(out.hidden_states, drafter.target_layer_ids)
     acceptance_lengths = []
     start = prompt_length
@@ -59,7 +60,7 @@ def chain_generate(
                 use_cache=True,
                 output_hidden_states=True,
             )
-            choice = out.logits.argmax(-1)
+            choice = sample(out.logits, temperature)
 
         agree = block[:, 1:] == choice[:, :-1]
         accepted = 1 + int(agree.long().cumprod(dim=1).sum())

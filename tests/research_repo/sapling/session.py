@@ -1,4 +1,4 @@
-"""What the decoders share: the stage clock, hidden-state taps, stop tokens and the result."""
+"""What the decoders share: the stage clock, sampling, hidden-state taps, stop tokens and the result."""
 
 import time
 from collections import defaultdict
@@ -28,6 +28,14 @@ class StageClock:
         yield
         torch.cuda.synchronize()
         self.seconds[name] += time.perf_counter() - begin
+
+
+def sample(logits, temperature=0.0):
+    """Token ids for logits [..., V]: the likeliest at temperature 0, drawn from the softmax above it."""
+    if temperature < 1e-5:
+        return logits.argmax(-1)
+    probs = (logits.float() / temperature).softmax(-1)
+    return torch.multinomial(probs.flatten(0, -2), 1).view(logits.shape[:-1])
 
 
 def read_taps(hidden_states, layer_ids):

@@ -1,0 +1,75 @@
+"""A drafter's sliding-window layers made bidirectional along with the others.
+
+Where a DFlash drafter's config says nothing, its sliding-window layers are causal and its last, full-attention layer
+is bidirectional. An attention module that sets `self.is_causal = False` for every layer and has a sliding window runs
+those layers in a way that they were not trained for: nothing fails, and acceptance falls. Decide by the layer's kind,
+and let the config's `is_causal` say otherwise.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Confidence, Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+
+class ForcedNonCausal(Rule):
+    code = "DDA305"
+    kind = "forced-non-causal"
+    severity = Severity.SILENT
+    message = (
+        "this makes sliding-window layers bidirectional too, which drafters are not trained for; "
+        "decide by the layer's kind, or by the config's `is_causal`"
+    )
+    nodes = (ast.Assign,)
+    markers = ("is_causal",)
+    EXAMPLES = (
+        Good("""
+            from torch import nn
+
+            class Attention(nn.Module):
+                def __init__(self, config, layer_idx):
+                    super().__init__()
+                    self.is_causal = config.layer_types[layer_idx] == "sliding_attention"
+                    self.sliding_window = config.sliding_window if self.is_causal else None
+        """),
+        Good("""
+            from torch import nn
+
+            class Encoder(nn.Module):
+                def __init__(self, config):
+                    super().__init__()
+                    self.is_causal = False
+        """),
+        Bad("""
+            from torch import nn
+
+            class Attention(nn.Module):
+                def __init__(self, config, layer_idx):
+                    super().__init__()
+                    self.is_causal = False
+                    self.sliding_window = config.sliding_window if config.layer_types[layer_idx] else None
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        match node:
+            case ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(), attr="is_causal")], value=ast.Constant(value=False)
+            ):
+                owner = file.module_class(node)
+                windows = file.facts.flow.sources.get(("attribute", owner, "sliding_window"), [])
+                has_window = any(w.expr is not None and not isinstance(w.expr, ast.Constant) for w in windows)
+                if owner is not None and has_window:
+                    fact = f"{file.source.path}:{node.lineno}: `{owner.node.name}` has a sliding window"
+                    because = Value(Kind.OWN, fact, Confidence.LIKELY, (fact,))
+                    yield self.report(file, node, because, fix="which layers are to be causal is the checkpoint's say")

@@ -1,0 +1,86 @@
+"""A decoder layer run by hand lacks what the model hands its layers.
+
+A layer of Transformers 5 needs `position_embeddings` from the model's rotary module and, by its own kind, a causal, a
+sliding or a padding mask; Qwen3's raises `cannot unpack non-iterable NoneType`, Qwen3.5's misses an argument. It
+returns a tensor, so `layer(hidden)[0]` drops the batch (VectorSpaceLab/OmniGen#212, unslothai/unsloth#1442), and a
+cache handed to it as `past_key_value` is swallowed. To change what a layer reads or writes, hook it and call the
+model. The repository's own layers may be called as they like.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+
+class LayerCall(Rule):
+    code = "DDA204"
+    kind = "layer-call"
+    severity = Severity.ERROR
+    message = (
+        "a decoder layer needs position embeddings and a mask of its own kind, and returns a tensor; "
+        "hook the layer and call the model instead"
+    )
+    nodes = (ast.Call, ast.Assign)
+    markers = ("layer", "block", ".h")
+    EXAMPLES = (
+        Good("""
+            from torch import nn
+
+            class Tiny(nn.Module):
+                def __init__(self, width):
+                    super().__init__()
+                    self.layers = nn.ModuleList([nn.Linear(width, width)])
+
+                def forward(self, hidden):
+                    for layer in self.layers:
+                        hidden = layer(hidden)[0]
+                    return hidden
+        """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def freeze(model: PreTrainedModel, start):
+                for layer in model.get_decoder().layers[start:]:
+                    layer.requires_grad_(False)
+        """),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def run_from(model: PreTrainedModel, hidden, start):
+                for block in model.get_decoder().layers[start:]:
+                    hidden = block(hidden)[0]
+                return hidden
+        """),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def patch(model: PreTrainedModel, forward):
+                for layer in model.get_decoder().layers:
+                    layer.forward = forward
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        match node:
+            case ast.Call(func=function):
+                if isinstance(function, ast.Attribute) and function.attr == "forward":
+                    function = function.value
+                layer = file.holds(function, Kind.LAYER)
+                # What only passes on what the model gave has all that a layer needs.
+                given = not all(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg for k in node.keywords)
+                if layer is not None and given and file.is_stock(function):
+                    yield self.report(file, node, layer, fix="what the call was for has to be seen")
+            case ast.Assign(targets=[ast.Attribute(value=owner, attr="forward")]):
+                if (layer := file.holds(owner, Kind.LAYER)) is not None:
+                    yield self.report(file, node, layer, fix="the new forward has the old signature")

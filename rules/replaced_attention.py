@@ -1,0 +1,142 @@
+"""An attention forward of one release, put in place of Transformers' own.
+
+`LlamaAttention.forward = my_forward` ties the code to one family and one release. The signature changed (position
+embeddings come in, the cache is an object that is updated in place), two values are returned, not three, and the
+module no longer has `num_heads`, `hidden_size`, `rotary_emb` or `_attn`; of a hybrid model most layers have another
+forward. Register an attention function with `AttentionInterface` instead, or hook the module. Members are looked up
+in a list of what each class of 5.24.0 has, which ships with the tool.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.names import RELEASE, has_member
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+MEMBER = "`{name}` is no member of `{owner}` in Transformers {release}, so this raises; {remedy}"
+RETURN = "attention modules return two values, and this one three, so the decoder layer that unpacks them raises"
+REASON = "the forward has to be ported"
+ROTARY = ("rotary", "rope", "cos_cached", "sin_cached")
+
+
+class ReplacedAttention(Rule):
+    code = "DDA207"
+    kind = "attn-submodule"
+    severity = Severity.ERROR
+    message = (
+        "this forward has the signature and members of an older release, and of one family; "
+        "register an attention function with `AttentionInterface`, or hook the module"
+    )
+    nodes = (ast.Assign, ast.Attribute, ast.Return)
+    markers = ("ttention", "attn")
+    EXAMPLES = (
+        Good("""
+            from transformers import AttentionInterface
+
+            def forward(module, query, key, value, attention_mask, **kwargs):
+                return query, None
+
+            AttentionInterface.register("mine", forward)
+        """),
+        Good("""
+            from torch import nn
+
+            class Attention(nn.Module):
+                def __init__(self, heads):
+                    super().__init__()
+                    self.num_heads = heads
+
+                def forward(self, hidden):
+                    return hidden, self.num_heads, None
+        """),
+        Bad(
+            """
+            from transformers.models.llama.modeling_llama import LlamaAttention
+
+            def forward(self, hidden_states, past_key_value=None):
+                heads = self.num_heads
+                return self.o_proj(hidden_states), heads, past_key_value
+
+            LlamaAttention.forward = forward
+            """,
+            findings=3,
+        ),
+        Bad("""
+            import types
+            from transformers.models.llama.modeling_llama import LlamaAttention
+
+            def patch(model, forward):
+                for module in model.modules():
+                    if isinstance(module, LlamaAttention):
+                        module.forward = types.MethodType(forward, module)
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr="forward") as target]):
+                owner = next((value for value in file.patched(target) if value.kind is Kind.ATTENTION), None)
+                if owner is not None:
+                    yield self.report(file, node, owner, fix=REASON)
+            case ast.Attribute(value=ast.Name() as base, attr=name) if _is_self(base, file):
+                owners = [value for value in file.values(base) if value.kind is Kind.ATTENTION]
+                known = any(has_member(value.origin, name) for value in owners)
+                if not owners or known or not isinstance(node.ctx, ast.Load):
+                    return
+                if file.is_set_by_own_class(node) or file.facts.flow.is_set_anywhere(name):
+                    return
+                remedy = "derive sizes from the projections and `head_dim`"
+                if any(word in name for word in ROTARY) or not _raises_first(node, file):
+                    return
+                of = owners[0].origin.rpartition(".")[2]
+                yield self.report(
+                    file, node, owners[0], message=MEMBER, fix=REASON,
+                    name=name, owner=of, release=RELEASE, remedy=remedy,
+                )  # fmt: skip
+            case ast.Return(value=ast.Tuple(elts=[_, _, _])):
+                function = file.function(node)
+                because = file.facts.flow.patches.get(function) if function is not None else None
+                if because is not None and because.kind is Kind.ATTENTION:
+                    yield self.report(file, node, because, message=RETURN, fix=REASON)
+
+
+def _is_self(base: ast.Name, file: FileFacts) -> bool:
+    """The first argument of the function around: what a method, or a function put in place of one, is called on."""
+    function = file.function(base)
+    return function is not None and function.positional[:1] == [base.id]
+
+
+def _raises_first(node: ast.Attribute, file: FileFacts) -> bool:
+    """Of all uses of the member in the function, the first that surely runs, or the first."""
+    function = file.function(node)
+    assert function is not None and isinstance(node.value, ast.Name)
+    uses = [
+        use
+        for use in file.file.attributes
+        if use.attr == node.attr
+        and isinstance(use.value, ast.Name)
+        and use.value.id == node.value.id
+        and file.function(use) is function
+    ]
+    return node is next((use for use in uses if not _is_conditional(use, function.node, file)), uses[0])
+
+
+def _is_conditional(node: ast.AST, function: ast.AST, file: FileFacts) -> bool:
+    below = node
+    for above in file.ancestors(node):
+        if above is function:
+            return False
+        if isinstance(above, ast.Raise) or (isinstance(above, ast.If | ast.IfExp) and below is not above.test):
+            return True
+        below = above
+    return False

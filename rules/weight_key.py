@@ -1,0 +1,107 @@
+"""Names of a checkpoint's tensors, written out.
+
+`state["model.embed_tokens.weight"]` is the name in a text-only Llama or Qwen3 checkpoint. A composite one such as
+Qwen3.6's has `model.language_model.embed_tokens.weight`, GPT-NeoX other words, a tied model no `lm_head.weight`, and a
+compiled or PEFT-wrapped model prefixes every key. Take the tensor from the loaded model
+(`model.get_input_embeddings().weight`), or look the key up by its end. Tables of a class's own tied or ignored keys
+are fine.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.values import Kind, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.finding import Finding
+
+# `model.layers.…weight`, with `*` for what an f-string fills in.
+KEY = re.compile(
+    r"^(base_model\.model\.)?((model|transformer|gpt_neox|language_model)\.([\w*]+\.)*|lm_head\.|embed_out\.)"
+    r"(weight|bias)$"
+)
+TABLES = re.compile(r"^_?(tied_weights|keys_to_ignore|no_split|dynamic_tied)")
+
+
+class WeightKey(Rule):
+    code = "DDA209"
+    kind = "weight-key"
+    severity = Severity.ERROR
+    message = (
+        "`{name}` is the tensor's name in checkpoints of some families only; take it from the loaded model, "
+        "such as `get_input_embeddings().weight`, or look the key up by its end"
+    )
+    nodes = (ast.Constant, ast.JoinedStr)
+    markers = (".weight", ".bias")
+    EXAMPLES = (
+        Good("""
+            class Model:
+                _tied_weights_keys = ["lm_head.weight"]
+        """),
+        Good("""
+            def drafter(state):
+                return {name.removeprefix("drafter."): tensor for name, tensor in state.items()}
+        """),
+        Good("""
+            def describe():
+                print("model.embed_tokens.weight")
+        """),
+        Bad("""
+            def embedding(state):
+                return state["model.embed_tokens.weight"]
+        """),
+        Bad("""
+            def projection(state, i):
+                return state[f"model.layers.{i}.self_attn.q_proj.weight"]
+        """),
+    )
+
+    def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        text = _text(node)
+        if text is None or not KEY.match(text) or not _is_key(node, file):
+            return
+        fact = f"{file.source.path}:{file.lineno(node)}: a checkpoint's tensor is named"
+        yield self.report(
+            file, node, Value(Kind.LIBRARY, text, evidence=(fact,)), fix="the model may not be loaded here", name=text
+        )
+
+
+def _text(node: ast.AST) -> str | None:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
+    return None
+
+
+def _is_key(node: ast.AST, file: FileFacts) -> bool:
+    """Used to find a tensor: as an index, in a comparison, a list, or an argument; not printed, not a table."""
+    above = file.parent(node)
+    for holder in file.ancestors(node):
+        match holder:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if TABLES.match(name):
+                    return False
+            case ast.Call(func=ast.Name(id="print") | ast.Attribute(attr="info" | "warning" | "debug" | "error")):
+                return False
+            case ast.JoinedStr() if holder is not node:
+                return False
+            case ast.FunctionDef() | ast.ClassDef():
+                break
+    match above:
+        case ast.Subscript(slice=key):
+            return key is node
+        case ast.Compare() | ast.Assign() | ast.List() | ast.Tuple() | ast.Set() | ast.Dict():
+            return True
+        case ast.Call(func=ast.Attribute(attr="get" | "get_tensor" | "pop" | "get_slice" | "get_parameter")):
+            return True
+    return False
