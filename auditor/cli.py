@@ -14,7 +14,9 @@ import click
 from ddaudit.auditor.cli_fix import fix
 from ddaudit.auditor.cli_matrix import matrix
 from ddaudit.auditor.cli_options import rule_options, typed, width
+from ddaudit.auditor.cli_probe import probe
 from ddaudit.auditor.cli_run import demo, run
+from ddaudit.auditor.cli_verify import verify as verify_result
 
 CONFIDENCES = ("guess", "likely", "proven")
 
@@ -70,6 +72,11 @@ def main() -> None:
     "--min-confidence", type=click.Choice(CONFIDENCES), default="likely", show_default=True,
     help="How sure it must be that a name holds what it seems to.",
 )  # fmt: skip
+@click.option(
+    "--target", "targets", multiple=True, metavar="PROFILE",
+    help="Model to port to: a built-in profile or a file of `probe --save`; repeatable.  [default: qwen3.6-27b]",
+)  # fmt: skip
+@click.option("--verify", is_flag=True, help="Try each finding on the target's own classes; needs the runtime.")
 @click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
     paths: tuple[Path, ...],
@@ -77,6 +84,8 @@ def scan(
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     min_confidence: str,
+    targets: tuple[str, ...],
+    verify: bool,
     files: bool,
 ) -> None:
     """Report brittle places in PATHS (default: this folder). Nothing is imported or executed.
@@ -91,7 +100,15 @@ def scan(
 
     if files and not paths:
         return
-    result = run_scan(paths or (Path("."),), select=select, ignore=ignore, min_confidence=Confidence(min_confidence))
+    result = run_scan(
+        paths or (Path("."),),
+        select=select,
+        ignore=ignore,
+        min_confidence=Confidence(min_confidence),
+        targets=targets,
+    )
+    if verify:
+        result = verify_result(result, targets)
     if form == "json":
         click.echo(report.json_object(result))
     else:
@@ -133,4 +150,5 @@ main.add_command(fix)
 main.add_command(run)
 main.add_command(demo)
 main.add_command(matrix)
+main.add_command(probe)
 main.add_command(explain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -74,8 +75,9 @@ class _Asked:
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if something would change.")
 @click.option("--unsafe", is_flag=True, help="Also apply fixes that are right in the cases known: read the patch.")
 @rule_options
+@click.option("--verify", is_flag=True, help="Try what was found on the target's own classes; needs the runtime.")
 @click.option("--files", is_flag=True, help="For hooks: only FILES are meant, and there may be none.")
-def fix(paths: tuple[Path, ...], files: bool, **options: Any) -> None:
+def fix(paths: tuple[Path, ...], files: bool, verify: bool, **options: Any) -> None:
     """Write a patched fork of REPOSITORY (default: this folder), which itself stays as it is.
 
     Nothing is imported or executed. The fork has every file, the patch as `ddaudit.patch`, and what was done and
@@ -118,6 +120,8 @@ def fix(paths: tuple[Path, ...], files: bool, **options: Any) -> None:
         raise ValueError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
     for line in _report(plan, placed, asked):
         click.echo(line, err=asked.diff)
+    for line in _verified(plan) if verify else ():
+        click.echo(line, err=asked.diff)
     for line in _problems(plan, placed, asked.whole):
         click.echo(line, err=True)
     if plan.exit_code == 2 or (placed and placed.not_copied):
@@ -155,6 +159,21 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
     elif plan.changes and not asked.writes:
         in_place = asked.in_place or not asked.whole
         yield f"next: {replace(asked, diff=False, check=False, in_place=in_place).command}"
+
+
+def _verified(plan: Plan) -> Iterator[str]:
+    """What trying the findings came to, and how neutral the lines were and are."""
+    from ddaudit.auditor.cli_verify import try_all
+    from ddaudit.auditor.targeting import neutrality
+
+    left = [item.finding for item in plan.settled.left]
+    fixed = [item.finding for item in plan.settled.fixed]
+    found = [*fixed, *left]
+    counts = Counter(finding.verified.status.value for finding in try_all(found) if finding.verified)
+    yield "tried: " + ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+    asked = sum(finding.claim is not None for finding in fixed)
+    yield f"neutrality before: {neutrality(found)}"
+    yield f"neutrality after:  {neutrality(left, asked)}"
 
 
 def _by_path(items: Sequence[Any], slug_width: int, place: Callable[[Any], tuple[str, str]]) -> Iterator[str]:

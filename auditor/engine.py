@@ -11,15 +11,19 @@ from ddaudit.auditor.facts import FileFacts, learn
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
 from ddaudit.auditor.newer_syntax import newer_syntax
 from ddaudit.auditor.parts import divide, scan_parts
+from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
 from ddaudit.auditor.rule import Rule, all_rules, select_rules
 from ddaudit.auditor.selection import select_files
 from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
+from ddaudit.auditor.targeting import on_targets
 from ddaudit.auditor.values import RANK
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from ddaudit.auditor.targeting import Neutrality
 
 VERSION = ".".join(map(str, sys.version_info[:2]))
 
@@ -31,6 +35,10 @@ class ScanResult:
     findings: tuple[Finding, ...]
     skipped: tuple[Skipped, ...]
     num_scanned: int
+    notes: tuple[Finding, ...] = ()
+    """Findings that trying refuted: they do not count."""
+    neutrality: Neutrality | None = None
+    """How far the lines are from one model, where that was asked."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -58,16 +66,21 @@ def scan(
     select: tuple[str, ...] = (),
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
+    targets: tuple[str, ...] = (),
 ) -> ScanResult:
     """Scan files and folders together: facts of one file serve the others. Of files alone only their own findings
     are given, and the facts are those of their repository.
 
-    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule.
+    Severities and messages are those of `targets`, profiles by name or file; without any, of the default one.
+
+    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule or profile.
     """
     rules = select_rules(select, ignore)
     selection = None if any(path.is_dir() for path in paths) else select_files(paths, markers(rules))
     tree = selection.tree if selection else read_tree(paths)
-    result = scan_sources(tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence)
+    result = scan_sources(
+        tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets
+    )
     return result.only(selection.names) if selection else result
 
 
@@ -83,17 +96,19 @@ def scan_sources(
     select: tuple[str, ...] = (),
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
+    targets: tuple[str, ...] = (),
 ) -> ScanResult:
     """Scan texts in memory, by path. `skipped` is carried into the result.
 
     A repository is examined as a whole, with one set of facts; a tree that is too large for that, folder by folder.
     """
+    profiles = tuple(load_profile(name) for name in targets or (DEFAULT_TARGET,))
     codes = tuple(rule.code for rule in select_rules(select, ignore))
     results = scan_parts(partial(_scan, codes=codes), divide(sources))
     findings = (finding for result in results for finding in result.findings)
     sure = (finding for finding in findings if RANK[finding.confidence] >= RANK[min_confidence])
     return ScanResult(
-        findings=tuple(sorted(sure, key=lambda finding: finding.sort_key)),
+        findings=tuple(sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)),
         skipped=tuple(sorted({*skipped, *(entry for result in results for entry in result.skipped)})),
         num_scanned=sum(result.num_scanned for result in results),
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddaudit.auditor.claim import Claim
 
 
 class Severity(str, Enum):
@@ -83,6 +86,22 @@ class Fix:
     imports: tuple[Import, ...] = ()
 
 
+class Status(str, Enum):
+    """What came of trying a finding on the class itself."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    NOT_TESTABLE = "not testable"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A finding held against the class: what came of it, and why."""
+
+    status: Status
+    reason: str
+
+
 @dataclass(frozen=True)
 class Finding:
     """One place that breaks on the target, and what is known about it."""
@@ -104,6 +123,10 @@ class Finding:
     fix: Fix | None = None
     no_fix_reason: str = ""
     """Why there is no edit, where `fix` is None."""
+    claim: Claim | None = None
+    """What the line asks of a model, where a profile or the class itself can answer."""
+    verified: Verified | None = None
+    """What came of trying it, where it was tried."""
 
     @property
     def applicability(self) -> Applicability:
@@ -115,6 +138,9 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """The stable JSON form: names stay, more may be added."""
+        tried = (
+            {"verified": self.verified.status.value, "verified_reason": self.verified.reason} if self.verified else {}
+        )
         return {
             "code": self.code,
             "slug": self.slug,
@@ -131,4 +157,5 @@ class Finding:
             "fix_reason": self.fix.reason if self.fix else self.no_fix_reason,
             "message": self.message,
             "evidence": list(self.evidence),
+            **tried,
         }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.auditor.finding import Applicability, Confidence, Finding, Severity
+from ddaudit.auditor.finding import Applicability, Confidence, Finding, Severity, Status
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.rule_table import first_sentence, fixes, severities
 from ddaudit.auditor.source import shown
@@ -49,7 +50,7 @@ def json_lines(result: ScanResult) -> Iterator[str]:
 
 
 def json_object(result: ScanResult) -> str:
-    record = {
+    record: dict[str, Any] = {
         "version": tool_version(),
         "findings": [finding_json(finding) for finding in result.findings],
         "skipped": [
@@ -57,6 +58,9 @@ def json_object(result: ScanResult) -> str:
         ],
         "summary": summary(result),
     }
+    if result.neutrality is not None:
+        record["notes"] = [finding_json(finding) for finding in result.notes]
+        record["neutrality"] = asdict(result.neutrality)
     return json.dumps(record, indent=2)
 
 
@@ -87,6 +91,9 @@ def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
         for severity in (severity for severity in Severity if counts[severity]):
             yield f"  {counts[severity]:>3} {severity.value:<6}  {HAPPENS[severity]}"
         yield ""
+    if result.neutrality is not None:
+        yield from _verified(result, width)
+        yield ""
     yield summary_line(result)
 
 
@@ -100,11 +107,28 @@ def next_step(result: ScanResult, folder: str) -> str:
     return f"next: ddaudit fix --unsafe {folder}".rstrip() if result.fixable(unsafe=True) else f"next: {by_hand}"
 
 
+def _verified(result: ScanResult, width: int) -> Iterator[str]:
+    """What trying the findings came to: how many, each reason once, and what was refuted."""
+    yield "tried on the target's own classes"
+    tried = [finding for finding in (*result.findings, *result.notes) if finding.verified]
+    counts = Counter(finding.verified.status for finding in tried if finding.verified)
+    for status in (status for status in Status if counts[status]):
+        yield f"  {counts[status]:>3} {status.value}"
+    for note in result.notes:
+        place = f"{shown(note.path)}:{note.span.line}:{note.span.column}"
+        reason = note.verified.reason if note.verified else ""
+        yield from wrap(f"note: {place} {note.code} {note.expr}: refuted, {reason}", width, "    ", "      ")
+    yield ""
+    yield f"neutrality: {result.neutrality}"
+
+
 def _row(finding: Finding) -> str:
     place = f"{finding.span.line}:{finding.span.column}"
     sure = "" if finding.confidence is Confidence.PROVEN else f"({finding.confidence.value}) "
     mark = MARKS[finding.applicability]
-    return f"  {place:<8} {finding.code} {finding.slug:<22} {finding.severity.value:<6} {mark:<8} {sure}{finding.expr}"
+    tried = f"{finding.verified.status.value:<12} " if finding.verified else ""
+    what = f"{finding.code} {finding.slug:<22} {finding.severity.value:<6}"
+    return f"  {place:<8} {what} {mark:<8} {tried}{sure}{finding.expr}"
 
 
 def _remedies(findings: Sequence[Finding], width: int) -> Iterator[str]:

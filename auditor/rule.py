@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import ast
     from collections.abc import Iterator
 
+    from ddaudit.auditor.claim import Claim
     from ddaudit.auditor.facts import FileFacts
     from ddaudit.auditor.values import Value
 
@@ -89,9 +90,12 @@ class Rule(ABC):
         fix: Fix | str = "",
         severity: Severity | None = None,
         message: str = "",
+        claim: Claim | None = None,
         **fields: str,
     ) -> Finding:
-        """A finding at `node`. `fix` is the fix, or why there is none.
+        """A finding at `node`. `fix` is the fix, or why there is none; `claim` is what the line asks of a model.
+
+        Severity and message are those of the default target; where there is a claim, profiles have their say.
 
         Only a proven receiver keeps a safe fix: with less, the rewrite is right if the receiver is what it
         seems, and a person has to look.
@@ -123,6 +127,7 @@ class Rule(ABC):
             evidence=because.evidence,
             fix=fix if isinstance(fix, Fix) else None,
             no_fix_reason="" if isinstance(fix, Fix) else fix,
+            claim=claim,
         )
 
 

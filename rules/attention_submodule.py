@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.library import ATTENTION_NAMES, MODEL_NAMES
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -93,7 +94,8 @@ class AttentionSubmodule(Rule):
             case ast.Attribute(value=base, attr=name) if name in ATTENTION_NAMES:
                 layer = file.holds(base, Kind.LAYER)
                 if layer is not None and not file.is_set_by_own_class(node) and not _is_asked_for(name, node, file):
-                    yield self.report(file, node, layer, fix=REASON, name=name)
+                    claim = Claim(Ask.LAYER_PART, name)
+                    yield self.report(file, node, layer, fix=REASON, claim=claim, name=name)
             case ast.Compare(left=left, comparators=[right]):
                 yield from self._by_name(node, [left, right], file)
             case ast.Call(func=ast.Attribute(value=name, attr="endswith" | "startswith"), args=[literal]):

@@ -15,6 +15,7 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts import FileFacts
     from ddaudit.auditor.finding import Finding
     from ddaudit.auditor.values import Value
+
+CLAIM = Claim(Ask.BARE_CACHE)
 
 
 class BareCache(Rule):
@@ -125,11 +128,11 @@ class BareCache(Rule):
             by = max((use.by for use in use.models), key=lambda value: value.rank)
             weakest = min(made, by, key=lambda value: value.rank).confidence
             because = replace(made, confidence=weakest, evidence=made.evidence + by.evidence)
-            yield self.report(file, node, because, fix=_fix(node, made, file), name="DynamicCache")
+            yield self.report(file, node, because, fix=_fix(node, made, file), claim=CLAIM, name="DynamicCache")
         elif not use.owners:
             because = replace(made, confidence=Confidence.LIKELY)
             reason = "it is not clear which model the cache is for"
-            yield self.report(file, node, because, fix=reason, name="DynamicCache")
+            yield self.report(file, node, because, fix=reason, claim=CLAIM, name="DynamicCache")
 
 
 def _has_layers(call: ast.Call) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -118,10 +119,12 @@ class CacheCrop(Rule):
         if cache is None or isinstance(length, ast.Tuple | ast.Starred) or file.is_legacy_branch(node):
             return
         if not _counts(length, file):
-            yield self.report(file, node, cache, fix=_fix(node, receiver, length, file))
+            fix = _fix(node, receiver, length, file)
+            yield self.report(file, node, cache, fix=fix, claim=Claim(Ask.CROP_LENGTH))
         elif not _is_guarded(node, file) and not _is_drafters(file, receiver):
             fix = _fix(node, receiver, length, file)
-            yield self.report(file, node, cache, fix=fix, severity=Severity.SILENT, message=NEGATIVE)
+            claim = Claim(Ask.ROLLBACK)
+            yield self.report(file, node, cache, fix=fix, severity=Severity.SILENT, message=NEGATIVE, claim=claim)
 
 
 def _counts(length: ast.expr, file: FileFacts) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -36,6 +37,8 @@ NO_LIMIT = (
     "a cache without a limit answers -1, never None, and a sliding one its window; only a static cache has a limit"
 )
 REASON = "what replaces it depends on what the values are for"
+
+PAIRS, KEYS = Claim(Ask.CACHE_PAIRS), Claim(Ask.LAYER_KEYS)
 
 
 class CacheInternals(Rule):
@@ -121,7 +124,7 @@ class CacheInternals(Rule):
     def _decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
             case ast.Assign(targets=[ast.Tuple()], value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
-                yield self.report(file, base, cache, fix=REASON, name="k, v = cache", remedy=TUPLE)
+                yield self.report(file, base, cache, fix=REASON, claim=PAIRS, name="k, v = cache", remedy=TUPLE)
             case ast.Attribute(value=base, attr=attr) if attr in REMOVED:
                 cache = file.holds(base, Kind.CACHE)
                 if cache is None and attr == "from_legacy_cache":
@@ -129,11 +132,12 @@ class CacheInternals(Rule):
                     cache = file.holds(base, Kind.LIBRARY) if names else None
                 if cache is not None:
                     fix = _length(node, base, file) if attr in ("seen_tokens", "_seen_tokens") else REASON
-                    yield self.report(file, node, cache, fix=fix, name=attr, remedy=_remedy(attr))
+                    claim = Claim(Ask.CACHE_NAME, attr)
+                    yield self.report(file, node, cache, fix=fix, claim=claim, name=attr, remedy=_remedy(attr))
             case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
                 length = _measured(node, file)
                 fix = _length(length, base, file, Applicability.UNSAFE) if length is not None else REASON
-                yield self.report(file, node, cache, fix=fix, name="cache[i]", remedy=TUPLE)
+                yield self.report(file, node, cache, fix=fix, claim=PAIRS, name="cache[i]", remedy=TUPLE)
             case ast.Subscript(value=base) if file.holds(base, Kind.CACHE_LAYERS) is not None:
                 yield from self._one_layer(node, file)
             case ast.Compare(left=limit, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
@@ -152,7 +156,7 @@ class CacheInternals(Rule):
         cache = file.holds(node, Kind.CACHE_LAYER)
         reads = isinstance(above, ast.Attribute) and above.attr in ("keys", "values")
         if cache and above and reads and not any(_asks_kind(holder, file) for holder in file.ancestors(node)):
-            yield self.report(file, above, cache, fix=REASON, message=LAYERLESS)
+            yield self.report(file, above, cache, fix=REASON, message=LAYERLESS, claim=KEYS)
 
     def _loop(self, node: ast.AST, iterable: ast.expr, file: FileFacts) -> Iterator[Finding]:
         target = node.target if isinstance(node, ast.For | ast.comprehension) else None
@@ -163,7 +167,7 @@ class CacheInternals(Rule):
         cache = file.holds(inner, Kind.CACHE)
         if cache is not None and (isinstance(each, ast.Tuple) or _takes_apart(each, node, file)):
             remedy = "iterating it gives triples, and nothing for linear layers; go through `cache.layers`"
-            yield self.report(file, iterable, cache, fix=REASON, name="for k, v in cache", remedy=remedy)
+            yield self.report(file, iterable, cache, fix=REASON, claim=PAIRS, name="for k, v in cache", remedy=remedy)
             return
         layers = file.holds(iterable, Kind.CACHE_LAYERS)
         if layers is None and isinstance(iterable, ast.Call) and iterable.args:
@@ -180,7 +184,7 @@ class CacheInternals(Rule):
             for item in inside
         )
         if reads and not any(_asks_kind(item, file) for item in inside):
-            yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS)
+            yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS, claim=KEYS)
 
 
 def _takes_apart(each: ast.expr | None, loop: ast.AST, file: FileFacts) -> bool:

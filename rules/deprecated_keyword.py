@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Confidence, Edit, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.scopes import Class
@@ -156,9 +157,15 @@ class DeprecatedKeyword(Rule):
         if keyword.arg == "cache_position":
             message = "`cache_position` is ignored: the cache decides where tokens go; leave it out"
             reason = "what it was meant to do has to be seen"
-            return self.report(file, keyword, called, severity=Severity.SILENT, message=message, fix=reason)
+            claim = Claim(Ask.KEYWORD, keyword.arg)
+            return self.report(
+                file, keyword, called, severity=Severity.SILENT, message=message, fix=reason, claim=claim
+            )
         until = " (from 5.24; the old name goes in 5.40)"
-        return self.report(file, keyword, called, fix=NEEDS_NEW, old="past_key_values=", new="cache=", until=until)
+        claim = Claim(Ask.KEYWORD, "past_key_values")
+        return self.report(
+            file, keyword, called, fix=NEEDS_NEW, claim=claim, old="past_key_values=", new="cache=", until=until
+        )
 
     def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
         called = _loader(call, file)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -123,12 +124,13 @@ class FlatConfigAttribute(Rule):
         config = file.holds(base, Kind.CONFIG)
         if config is None or file.holds(base, Kind.TEXT_CONFIG) or file.is_own_config(base):
             return
+        if isinstance(node, ast.Attribute) and not file.is_read(node):
+            severity = Severity.SILENT
+        ask = Ask.CONFIG_OR_DEFAULT if severity is Severity.SILENT else Ask.CONFIG
         if name in OLD_SPELLINGS:
             severity = Severity.ERROR
-        elif isinstance(node, ast.Attribute) and not file.is_read(node):
-            severity = Severity.SILENT
         fix = _fix(node, base, name, config, file)
-        yield self.report(file, node, config, severity=severity, fix=fix, name=name)
+        yield self.report(file, node, config, severity=severity, fix=fix, claim=Claim(ask, name), name=name)
 
 
 def _fix(node: ast.AST, base: ast.expr, name: str, config: Value, file: FileFacts) -> Fix | str:

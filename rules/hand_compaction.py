@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 
@@ -85,4 +86,4 @@ class HandCompaction(Rule):
             if compaction.loop is node:
                 fix = compaction.fix(file)
                 for place in (compaction.loop.iter, *compaction.moves):
-                    yield self.report(file, place, compaction.cache, fix=fix)
+                    yield self.report(file, place, compaction.cache, fix=fix, claim=Claim(Ask.ROLLBACK))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -94,10 +95,13 @@ class HiddenIndex(Rule):
         match node:
             case ast.Subscript(value=base, slice=index) if not _is_constant(index):
                 if (states := file.holds(base, Kind.HIDDEN_STATES)) is not None:
-                    yield self.report(file, node, states, fix=_fix(node, file))
+                    yield self.report(file, node, states, fix=_fix(node, file), claim=Claim(Ask.LAYER_STATE))
                 elif (maps := file.holds(base, Kind.ATTENTIONS)) is not None:
                     reason = "the loop has to go over other layers"
-                    yield self.report(file, node, maps, severity=Severity.ERROR, message=ATTENTIONS, fix=reason)
+                    claim = Claim(Ask.LAYER_ATTENTION)
+                    yield self.report(
+                        file, node, maps, severity=Severity.ERROR, message=ATTENTIONS, fix=reason, claim=claim
+                    )
             case ast.For(target=ast.Name(id=name), iter=iterable, body=body):
                 states = file.holds(iterable, Kind.HIDDEN_STATES)
                 if states is not None and not isinstance(iterable, ast.Subscript) and _norms(name, body, file):

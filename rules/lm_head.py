@@ -13,6 +13,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.library import HEAD_NAMES, INNER_NAMES
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -107,7 +108,9 @@ class LmHead(Rule):
             case ast.Attribute(value=base, attr=attr) if attr in HEAD_NAMES:
                 model = file.holds(base, Kind.MODEL, Kind.BACKBONE)
                 if model is not None and not file.is_set_by_own_class(node):
-                    yield self.report(file, node, model, fix=_fix(node, file), path=file.text(node))
+                    yield self.report(
+                        file, node, model, fix=_fix(node, file), claim=_claim(node, file), path=file.text(node)
+                    )
             case ast.Attribute(value=base, attr="tie_word_embeddings"):
                 config = file.holds(base, Kind.TEXT_CONFIG)
                 if config is not None and isinstance(node.ctx, ast.Load):
@@ -125,6 +128,19 @@ class LmHead(Rule):
         if (table := file.holds(right, Kind.EMBEDDING_WEIGHT)) is not None:
             reason = "the product becomes a call of the head"
             yield self.report(file, node, table, severity=Severity.SILENT, message=INPUT_MATRIX, fix=reason)
+
+
+def _claim(node: ast.Attribute, file: FileFacts) -> Claim | None:
+    """The path of the head below the model, and whether it is called or only taken."""
+    path, root = [node.attr], node.value
+    while isinstance(root, ast.Attribute) and root.attr in INNER_NAMES and file.holds(root.value, Kind.MODEL):
+        path.insert(0, root.attr)
+        root = root.value
+    if file.holds(root, Kind.MODEL) is None:
+        return None
+    above = file.parent(node)
+    called = isinstance(above, ast.Call) and above.func is node
+    return Claim(Ask.HEAD if called else Ask.PATH, ".".join(path))
 
 
 def _product(head: ast.Attribute, file: FileFacts) -> ast.BinOp | None:

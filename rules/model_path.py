@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAMES, LAYERS_NAMES, NORM_NAMES
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -142,7 +143,9 @@ class ModelPath(Rule):
         if _is_peft_wrapper(node, path):
             return
         accessor, fix = _fix(node, root, path, file)
-        yield self.report(file, node, base, fix=fix, path=file.text(node), accessor=accessor)
+        known = file.holds(root, Kind.MODEL) is not None and "base_model" not in path
+        claim = Claim(Ask.PATH, ".".join(path)) if known else None
+        yield self.report(file, node, base, fix=fix, claim=claim, path=file.text(node), accessor=accessor)
 
 
 def _tests_path(test: ast.expr) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.names import RELEASE, has_module, has_name
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -95,6 +96,7 @@ class RemovedName(Rule):
                 place,
                 Value(Kind.LIBRARY, name, evidence=(fact,)),
                 fix=REASON,
+                claim=Claim(Ask.IMPORT, name),
                 name=name,
                 release=RELEASE,
                 remedy=f"use {remedy}" if remedy else "find what took its place",

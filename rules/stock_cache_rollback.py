@@ -12,6 +12,7 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
@@ -101,7 +102,7 @@ class StockCacheRollback(Rule):
             by = max((use.by for use in use.models), key=lambda value: value.rank)
             weakest = min(made, by, key=lambda value: value.rank).confidence
             because = replace(made, confidence=weakest, evidence=made.evidence + by.evidence)
-            yield self.report(file, node, because, fix=_fix(node, made, file))
+            yield self.report(file, node, because, fix=_fix(node, made, file), claim=Claim(Ask.ROLLBACK))
 
 
 def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.library import CACHE_KEYWORDS
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -104,7 +105,7 @@ class TreeMask(Rule):
             return
         because = min(model, mask, key=lambda value: RANK[value.confidence])
         reason = "which branches there are is known to the code that builds the tree; the cache has to know them"
-        yield self.report(file, keyword, because, fix=reason)
+        yield self.report(file, keyword, because, fix=reason, claim=Claim(Ask.TREE_MASK))
 
 
 def _made_by_transformers(side: ast.expr, file: FileFacts) -> Value | None:

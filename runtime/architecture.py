@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # The final norm by the names that families give it: most; GPT-2, Falcon; Jamba, Falcon-H1; OPT, GPT-NeoX,
-# Phi; Mamba; LFM2, whose final norm is called after the embedding.
-_FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "final_norm", "embedding_norm")
+# Phi; Mamba; LFM2, whose final norm is called after the embedding; BioGPT, XGLM.
+_FINAL_NORMS = (
+    "norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f", "final_norm", "embedding_norm",
+    "layer_norm",
+)  # fmt: skip
 
 _LAYER_LISTS = ("layers", "h", "blocks")
 # Marks on tensors: which layer's output it is, and the last layer's output behind a normed state.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddaudit.runtime.errors import RunError
 
-_FOLDER = Path(__file__).parent / "profiles"
+# Targets whose facts the scan reads stand with the core, which needs no torch.
+_FOLDERS = (Path(__file__).parent / "profiles", Path(__file__).parents[1] / "auditor" / "profiles")
 
 
 @dataclass(frozen=True)
@@ -23,21 +24,26 @@ class Profile:
     config: dict[str, Any]
     drafter: str = ""
     """The profile of the drafter made for this target."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What a probe found, for the scan."""
 
 
 def profile_names(kind: str) -> list[str]:
-    return sorted(name for name in _all_names() if load_profile(name).kind == kind)
+    return sorted(name for name in _paths() if load_profile(name).kind == kind)
+
+
+def has_profile(name: str) -> bool:
+    return name in _paths()
 
 
 def load_profile(name: str) -> Profile:
-    if name not in _all_names():
+    if not has_profile(name):
         raise RunError(
             f"`{name}` is no folder, no hub id (`owner/name`) and no built-in profile",
-            f"name a checkpoint's folder, a hub id, or one of the built-in profiles: {', '.join(_all_names())}",
+            f"name a checkpoint's folder, a hub id, or one of the built-in profiles: {', '.join(sorted(_paths()))}",
         )
-    data = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return Profile(name=name, **data)
+    return Profile(name=name, **json.loads(_paths()[name].read_text(encoding="utf-8")))
 
 
-def _all_names() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+def _paths() -> dict[str, Path]:
+    return {path.stem: path for folder in _FOLDERS for path in folder.glob("*.json")}

@@ -57,7 +57,7 @@ def install(model: nn.Module) -> dict[int, Mixer]:
         # GPT-NeoX leaves `is_decoder` at False and is one: only an encoder stack reads both ways.
         if not getattr(text_config(model), "is_decoder", True) and type(stack).__name__.endswith("Encoder"):
             raise ValueError(f"{type(model).__name__} reads its text in both directions (`is_decoder` is False)")
-        found = [module for module in stack.modules() if _is_recurrent(module)]
+        found = [module for module in stack.modules() if is_recurrent(module)]
         if getattr(model, "_is_stateful", False) and not found:
             raise NotImplementedError(
                 f"{type(model).__name__} keeps a recurrent state outside of the cache, or in one of its own"
@@ -79,7 +79,8 @@ def install(model: nn.Module) -> dict[int, Mixer]:
     return _installed[model]
 
 
-def _is_recurrent(module: nn.Module) -> bool:
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether this module keeps a state in the cache, by the code of its forward."""
     forward = inspect.unwrap(type(module).forward)
     names = forward.__code__.co_names if inspect.isfunction(forward) else ()
     return hasattr(module, "layer_idx") and any(call in names for call in _STATE_CALLS)

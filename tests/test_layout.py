@@ -24,7 +24,7 @@ PACKAGES = ("auditor", "rules", "runtime")
 MAY_IMPORT = {
     "auditor": (),
     "rules": ("ddaudit.auditor",),
-    "runtime": ("ddaudit.auditor.record",),
+    "runtime": ("ddaudit.auditor.claim", "ddaudit.auditor.profile", "ddaudit.auditor.record"),
 }
 HEAVY = {"torch", "transformers", "fla"}
 
