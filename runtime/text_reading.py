@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
+from ddaudit.runtime.decoding import decode_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import nn
 
 LOOKAHEAD = 3
@@ -20,13 +21,13 @@ LOOKAHEAD = 3
 
 
 class TextReader:
-    """The text so far, and what the target would most likely add to it, by stock code without a cache."""
+    """The text so far, and what the target would most likely add to it, by stock code."""
 
     def __init__(self, target: nn.Module, prompt_ids: Sequence[int]) -> None:
         self._target: Any = target
         self._prompt = list(prompt_ids)
         self._text = list(prompt_ids)
-        self._read: dict[tuple[int, ...], int] = {}
+        self._read: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -41,9 +42,11 @@ class TextReader:
         # Accepted by chance from where nothing was proposed: every token was alike there, and 0 comes first.
         gap = [0] * (position - len(self._text))
         self._text = [*self._text[:position], *gap, *fed_ids]
-        for _ in range(LOOKAHEAD):
-            self._text.append(self._next(tuple(self._text)))
-        return self._text[-LOOKAHEAD:]
+        text = tuple(self._text)
+        if text not in self._read:
+            self._read[text] = decode_plain(self._target, text, LOOKAHEAD).generated_ids
+        self._text += self._read[text]
+        return list(self._read[text])
 
     def propose(self, token_ids: Sequence[int]) -> None:
         """What is proposed for the positions that `likeliest` gave: the text, as far as it will be accepted."""
@@ -53,10 +56,3 @@ class TextReader:
         """The token with that input embedding `[H]`, scaled or not."""
         rows = self._target.get_input_embeddings().weight
         return int((rows @ embedding.to(rows) / rows.norm(dim=1)).argmax())
-
-    def _next(self, text: tuple[int, ...]) -> int:
-        if text not in self._read:
-            with torch.no_grad():
-                ids = torch.tensor([text], device=self._target.device)
-                self._read[text] = int(self._target(ids, use_cache=False).logits[0, -1].argmax())
-        return self._read[text]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import VOCABULARY, qwen3
+from tiny_models import VOCABULARY, gemma3, qwen3
 from torch import nn
 from transformers import DynamicCache, Qwen3Config
 
+from ddaudit.runtime.decoding import decode_plain
 from ddaudit.runtime.drafting import DraftPlan
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.scripted import ScriptedDrafter, parse_scripted
+from ddaudit.runtime.text_reading import LOOKAHEAD
 
 PLAN = DraftPlan(config={}, block_size=8, mask_token_id=3, target_layer_ids=(0, 2))
 CONFIG = Qwen3Config(num_hidden_layers=2, vocab_size=VOCABULARY, hidden_size=64)
@@ -139,3 +141,47 @@ def test_chances_are_read(text, chances):
 def test_bad_chances_are_refused(text):
     with pytest.raises(RunError, match="not `scripted:P"):
         parse_scripted(text)
+
+
+def proposals(drafter, target, token, position):
+    """The first tokens of a block that begins with `token`."""
+    with torch.no_grad():
+        block = target.get_input_embeddings()(torch.tensor([[token, *[PLAN.mask_token_id] * 7]]))
+        positions = torch.arange(position, position + 8)[None]
+        hidden = drafter(noise_embedding=block, position_ids=positions, target_hidden=None)
+        return target.get_output_embeddings()(hidden)[0, 1 : 1 + LOOKAHEAD].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("build", [qwen3, gemma3])
+def test_a_sampled_text_is_followed_as_it_is_written(build):
+    """Gemma scales its embeddings, and a block says no more of its first token than that."""
+    target, prompt = build(), (5, 6, 7, 8)
+    drafter = ScriptedDrafter(target, target.config, PLAN, 1.0, 0.0, seed=0)
+    drafter.follow_text(target, prompt, seed=1)
+    first = proposals(drafter, target, 40, 4)
+    assert first == list(decode_plain(target, (*prompt, 40), LOOKAHEAD).generated_ids)
+    # Two of them were accepted, then another token came.
+    second = proposals(drafter, target, 41, 7)
+    assert second == list(decode_plain(target, (*prompt, 40, *first[:2], 41), LOOKAHEAD).generated_ids)
+    drafter.follow_text(target, prompt, seed=2)
+    assert proposals(drafter, target, 40, 4) == first
+
+
+def test_a_gap_in_a_sampled_text_is_gone_over():
+    """More was accepted than proposed: by chance, among tokens that were all alike."""
+    target = qwen3()
+    drafter = ScriptedDrafter(target, target.config, PLAN, 1.0, 0.0, seed=0)
+    drafter.follow_text(target, (5, 6), seed=1)
+    assert proposals(drafter, target, 9, 4) == list(decode_plain(target, (5, 6, 0, 0, 9), LOOKAHEAD).generated_ids)
+
+
+def test_the_choices_of_a_sampled_text_depend_on_its_seed():
+    """At one place the likeliest token must not always be drawn out: nothing would be accepted there."""
+    target = qwen3()
+    drafter = ScriptedDrafter(target, target.config, PLAN, 0.5, 1.0, seed=0)
+    right = decode_plain(target, (5, 6, 9), LOOKAHEAD).generated_ids[0]
+    first = []
+    for seed in range(40):
+        drafter.follow_text(target, (5, 6), seed)
+        first.append(proposals(drafter, target, 9, 2)[0] == right)
+    assert 10 < sum(first) < 30
