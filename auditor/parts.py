@@ -59,11 +59,10 @@ def scan_parts(
     scan: Callable[[Mapping[str, SourceFile]], Result], parts: Sequence[Mapping[str, SourceFile]]
 ) -> list[Result]:
     """Results in the order of the parts, whichever ends first: several parts share the cores."""
-    one = partial(_without_collecting, scan)
     if len(parts) == 1:
-        return [one(parts[0])]
+        return [_without_collecting(scan, parts[0])]
     with ProcessPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
-        return list(pool.map(one, parts))
+        return list(pool.map(partial(_leaving_nothing, scan), parts))
 
 
 def _without_collecting(scan: Callable[[Mapping[str, SourceFile]], Result], part: Mapping[str, SourceFile]) -> Result:
@@ -73,6 +72,12 @@ def _without_collecting(scan: Callable[[Mapping[str, SourceFile]], Result], part
     try:
         return scan(part)
     finally:
-        gc.collect()
         if collects:
             gc.enable()
+
+
+def _leaving_nothing(scan: Callable[[Mapping[str, SourceFile]], Result], part: Mapping[str, SourceFile]) -> Result:
+    """In a worker, which goes on with another part: what is done with must not stay beside it."""
+    result = _without_collecting(scan, part)
+    gc.collect()
+    return result
