@@ -14,7 +14,7 @@ from ddaudit.runtime import takeover
 from ddaudit.runtime.architecture import decoder, text_config, unwrap
 from ddaudit.runtime.attention import keep_attention_window
 from ddaudit.runtime.history import History, Tokens
-from ddaudit.runtime.window import Window
+from ddaudit.runtime.window import Window, visible_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,7 +148,7 @@ class VerifiableCache(DynamicCache):
         mask, window = self._tree_mask, self.window
         if mask is None or window is None:
             return
-        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        visible = visible_in(mask)
         at = window.positions(mask.device)[0]
         keys = torch.cat([torch.arange(window.start, device=mask.device), at])
         kinds = dict.fromkeys(_layer_type(self._live_model(), index) for index in range(len(self.layers)))

@@ -23,6 +23,11 @@ def node_index(nodes: tuple[int, ...], device: torch.device) -> torch.Tensor:
         return torch.tensor(nodes, dtype=torch.long, device=device)
 
 
+def visible_in(mask: torch.Tensor) -> torch.Tensor:
+    """A boolean mask, True: visible, from one that is boolean already or additive (a large negative number: hidden)."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
 @dataclass(frozen=True)
 class Window:
     """The nodes of one forward, in the order they were fed, and where they hang.
@@ -57,8 +62,7 @@ class Window:
                 f"the 4-D attention mask is {tuple(mask.shape)}, but this forward appends {length} tokens to "
                 f"{start} cached ones: its last two sizes must be ({length}, {start + length})"
             )
-        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        visible = visible.flatten(0, 1)
+        visible = visible_in(mask).flatten(0, 1)
         if len(visible) > 1 and not bool((visible == visible[:1]).all()):
             raise ValueError("the 4-D attention mask differs between rows of the batch or heads: one tree is needed")
         sees_past = visible[0, :, :start].all(dim=-1, keepdim=True)
