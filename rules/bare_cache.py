@@ -19,6 +19,7 @@ from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
+from ddaudit.rules._make_cache import make_cache_fix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,11 +151,4 @@ def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
         edit = file.edit(call, f"{file.text(call.func)}(config={model}.config)")
         reason = "the config gives each layer the kind the model asks for; the same layers on full attention"
         return Fix((edit,), Applicability.SAFE, reason)
-    if file.cache_use(cache).is_moved_by_hand:
-        # A cache that goes back tokens at a time would go on, silently wrong, where a stock one raises.
-        return "rows of this cache are moved by hand in a way that is not understood"
-    if (runtime := file.runtime_call("make_cache", call)) is None:
-        return "the names `make_cache` and `runtime` mean something else here"
-    reason = "the same cache on full attention, and on every other layer kind one that can go back exactly"
-    edit = file.edit(call, f"{runtime[0]}({model})")
-    return Fix((edit,), Applicability.SAFE, reason, (runtime[1],))
+    return make_cache_fix(call, cache, model, file)

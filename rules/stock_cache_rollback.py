@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.finding import Applicability, Fix, Severity
+from ddaudit.auditor.finding import Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.auditor.values import Kind
+from ddaudit.rules._make_cache import make_cache_fix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,11 +113,4 @@ def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
     given = [f"{word.arg}={file.text(word.value)}" for word in call.keywords]
     if call.args or given not in ([f"config={model}.config"], [f"config={model}.config.get_text_config()"]):
         return "the cache is made with other arguments"
-    if file.cache_use(cache).is_moved_by_hand:
-        # A cache that goes back tokens at a time would go on, silently wrong, where a stock one raises.
-        return "rows of this cache are moved by hand in a way that is not understood"
-    if (runtime := file.runtime_call("make_cache", call)) is None:
-        return "the names `make_cache` and `runtime` mean something else here"
-    reason = "the same cache on full attention, and on every other layer kind one that can go back exactly"
-    edit = file.edit(call, f"{runtime[0]}({model})")
-    return Fix((edit,), Applicability.SAFE, reason, (runtime[1],))
+    return make_cache_fix(call, cache, model, file)
