@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from ddaudit.auditor.cli_fix import fix
-from ddaudit.auditor.cli_matrix import matrix
-from ddaudit.auditor.cli_options import rule_options, typed, width
-from ddaudit.auditor.cli_probe import probe
-from ddaudit.auditor.cli_run import demo, run
-from ddaudit.auditor.cli_verify import verify as verify_result
+from ddaudit.auditor.commands.fix import fix
+from ddaudit.auditor.commands.matrix import matrix
+from ddaudit.auditor.commands.options import rule_options, typed, width
+from ddaudit.auditor.commands.probe import probe
+from ddaudit.auditor.commands.run import demo, run
+from ddaudit.auditor.commands.verify import verify as verify_result
 
 CONFIDENCES = ("guess", "likely", "proven")
 
@@ -94,9 +94,9 @@ def scan(
 
     Exit code 0: clean, 1: findings, 2: something could not be examined.
     """
-    from ddaudit.auditor import report
     from ddaudit.auditor.engine import scan as run_scan
     from ddaudit.auditor.finding import Confidence
+    from ddaudit.auditor.reports import scan_report
 
     if files and not paths:
         return
@@ -110,15 +110,15 @@ def scan(
     if verify:
         result = verify_result(result, targets)
     if form == "json":
-        click.echo(report.json_object(result))
+        click.echo(scan_report.json_object(result))
     else:
-        for line in report.json_lines(result) if form == "jsonl" else report.text(result, width()):
+        for line in scan_report.json_lines(result) if form == "jsonl" else scan_report.text(result, width()):
             click.echo(line)
-        step = report.next_step(result, _folder(paths))
+        step = scan_report.next_step(result, _folder(paths))
         if form == "text" and step:
             click.echo(step)
         for entry in result.skipped:
-            click.echo(report.skipped_line(entry), err=True)
+            click.echo(scan_report.skipped_line(entry), err=True)
     sys.exit(result.exit_code)
 
 
@@ -133,16 +133,16 @@ def _folder(paths: tuple[Path, ...]) -> str:
 @click.argument("rule", required=False)
 def explain(rule: str | None) -> None:
     """Say what RULE (a code or slug) finds, why it breaks and what the fix is; without RULE, list all."""
-    from ddaudit.auditor import report
+    from ddaudit.auditor.reports import scan_report
     from ddaudit.auditor.rule import all_rules, select_rules
 
     if rule is None:
         for each in all_rules():
-            for line in report.rule_entry(each, width()):
+            for line in scan_report.rule_entry(each, width()):
                 click.echo(line)
         return
     for each in select_rules((rule,)):
-        for line in report.rule_page(each):
+        for line in scan_report.rule_page(each):
             click.echo(line)
 
 

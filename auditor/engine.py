@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.facts import FileFacts, learn
+from ddaudit.auditor.facts.repository import FileFacts, learn
+from ddaudit.auditor.facts.values import RANK
 from ddaudit.auditor.finding import Applicability, Confidence, Finding
-from ddaudit.auditor.newer_syntax import newer_syntax
-from ddaudit.auditor.parts import divide, scan_parts
 from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
 from ddaudit.auditor.rule import Rule, all_rules, select_rules
-from ddaudit.auditor.selection import select_files
-from ddaudit.auditor.source import Skipped, SkipReason, SourceFile, read_tree
-from ddaudit.auditor.targeting import on_targets
-from ddaudit.auditor.values import RANK
+from ddaudit.auditor.sources.newer_syntax import newer_syntax
+from ddaudit.auditor.sources.parts import divide, scan_parts
+from ddaudit.auditor.sources.selection import select_files
+from ddaudit.auditor.sources.source import Skipped, SkipReason, SourceFile, read_tree
+from ddaudit.auditor.targets.targeting import on_targets
 
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ddaudit.auditor.targeting import Neutrality
+    from ddaudit.auditor.targets.targeting import Neutrality
 
 VERSION = ".".join(map(str, sys.version_info[:2]))
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddaudit.auditor.claim import Claim
-    from ddaudit.auditor.facts import FileFacts
-    from ddaudit.auditor.values import Value
+    from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.values import Value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.rule import Bad, all_rules
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.sources.source import SourceFile
 
 if TYPE_CHECKING:
     from ddaudit.auditor.rule import Rule

@@ -9,8 +9,8 @@ from ddaudit.auditor.finding import Applicability, Fix
 if TYPE_CHECKING:
     import ast
 
-    from ddaudit.auditor.facts import FileFacts
-    from ddaudit.auditor.values import Value
+    from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.values import Value
 
 
 def make_cache_fix(call: ast.Call, cache: Value, model: str, file: FileFacts) -> Fix | str:

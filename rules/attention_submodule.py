@@ -12,15 +12,15 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.library import ATTENTION_NAMES, MODEL_NAMES
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
-from ddaudit.auditor.library import ATTENTION_NAMES, MODEL_NAMES
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "q_attn"})

@@ -12,14 +12,14 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 FAMILIES = re.compile(

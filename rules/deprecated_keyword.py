@@ -12,15 +12,15 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.scopes import Class
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Confidence, Edit, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.scopes import Class
-from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 LOADERS = (".from_pretrained", ".from_config", ".pipeline")

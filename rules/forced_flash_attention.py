@@ -11,15 +11,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.library import MAKERS
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
-from ddaudit.auditor.library import MAKERS
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 

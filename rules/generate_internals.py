@@ -12,16 +12,16 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.names import RELEASE, has_member
+from ddaudit.auditor.facts.scopes import Class
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
-from ddaudit.auditor.names import RELEASE, has_member
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.scopes import Class
-from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 MIXIN = "transformers.generation.utils.GenerationMixin"

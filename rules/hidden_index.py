@@ -13,14 +13,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 ATTENTIONS = (

@@ -16,15 +16,15 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAMES, LAYERS_NAMES, NORM_NAMES
+from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
-from ddaudit.auditor.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAMES, LAYERS_NAMES, NORM_NAMES
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding, Import
 
 PARTS = EMBEDDING_NAMES | LAYERS_NAMES | NORM_NAMES

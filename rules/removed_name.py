@@ -12,15 +12,15 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.names import RELEASE, has_module, has_name
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
-from ddaudit.auditor.names import RELEASE, has_module, has_name
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 # Classes that have another name and are otherwise as they were.

@@ -13,17 +13,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind
 from ddaudit.rules._make_cache import make_cache_fix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.values import Value
     from ddaudit.auditor.finding import Finding
-    from ddaudit.auditor.values import Value
 
 
 class StockCacheRollback(Rule):

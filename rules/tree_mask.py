@@ -13,17 +13,17 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.library import CACHE_KEYWORDS
+from ddaudit.auditor.facts.values import RANK, Kind
 from ddaudit.auditor.finding import Severity
-from ddaudit.auditor.library import CACHE_KEYWORDS
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import RANK, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.values import Value
     from ddaudit.auditor.finding import Finding
-    from ddaudit.auditor.values import Value
 
 
 class TreeMask(Rule):

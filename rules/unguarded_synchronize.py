@@ -9,15 +9,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.source import NEWLINE
-from ddaudit.auditor.values import Kind, Value
+from ddaudit.auditor.sources.source import NEWLINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 NAME = "torch.cuda.synchronize"

@@ -11,16 +11,16 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.library import MAKERS, MODEL_CLASS, is_stock_class
+from ddaudit.auditor.facts.scopes import Class
+from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
-from ddaudit.auditor.library import MAKERS, MODEL_CLASS, is_stock_class
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.scopes import Class
-from ddaudit.auditor.values import Kind, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 REASON = "no mechanical edit: the changes have to move to hooks on the stock model"

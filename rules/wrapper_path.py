@@ -12,15 +12,15 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.library import INNER_NAMES, LAYERS_NAMES
+from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
-from ddaudit.auditor.library import INNER_NAMES, LAYERS_NAMES
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.values import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddaudit.auditor.facts import FileFacts
+    from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
 TEST = 'a compiled model is an `OptimizedModule`, so this is false; test `getattr(model, "_orig_mod", model)`'

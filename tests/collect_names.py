@@ -1,4 +1,4 @@
-"""Writes the lists that `ddaudit.auditor.names` reads: the installed Transformers' names, and its classes' members.
+"""Writes the lists that `ddaudit.auditor.facts.names` reads: names and class members of the installed Transformers.
 
 Run it once for each release: `python tests/collect_names.py`.
 """
@@ -12,7 +12,7 @@ import json
 import re
 from pathlib import Path
 
-from ddaudit.auditor.names import DATA, MEMBERS
+from ddaudit.auditor.facts.names import DATA, MEMBERS
 
 MODEL_PARTS = re.compile(r"(Attention\w*|DecoderLayer|Block|RotaryEmbedding)$")
 OTHER_CLASSES = frozenset({"GenerationMixin", "PreTrainedModel", "Trainer"})

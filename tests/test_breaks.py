@@ -13,16 +13,18 @@ import torch
 from tiny_models import gemma3, mistral, qwen3, qwen3_5
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from ddaudit.runtime import architecture, attention, gated_delta, matrix, recurrent, takeover
 from ddaudit.runtime import cache as cache_module
-from ddaudit.runtime.architectures import build_tiny
-from ddaudit.runtime.cache import VerifiableCache, make_cache
-from ddaudit.runtime.decoding import decode_plain
-from ddaudit.runtime.delta_window import GatedDeltaWindow
-from ddaudit.runtime.invariance import check_state
-from ddaudit.runtime.matrix import TOLERANCE
-from ddaudit.runtime.recurrent import SteppedWindow
-from ddaudit.runtime.window import Window
+from ddaudit.runtime.caches import attention, gated_delta, recurrent, takeover
+from ddaudit.runtime.caches.cache import VerifiableCache, make_cache
+from ddaudit.runtime.caches.delta_window import GatedDeltaWindow
+from ddaudit.runtime.caches.recurrent import SteppedWindow
+from ddaudit.runtime.caches.window import Window
+from ddaudit.runtime.checks.decoding import decode_plain
+from ddaudit.runtime.checks.invariance import check_state
+from ddaudit.runtime.models import architecture
+from ddaudit.runtime.models.architectures import build_tiny
+from ddaudit.runtime.probing import matrix
+from ddaudit.runtime.probing.matrix import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

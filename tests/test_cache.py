@@ -12,9 +12,9 @@ import transformers
 from tiny_models import COMMON, EXACT, RECURRENT, VOCABULARY, gpt2, harden, qwen3, qwen3_5
 
 from ddaudit.runtime import crop_cache, keep_in_cache, make_cache
-from ddaudit.runtime.recurrent import LONG_WINDOW
-from ddaudit.runtime.takeover import cache_argument
-from ddaudit.runtime.window import ROOT, Window
+from ddaudit.runtime.caches.recurrent import LONG_WINDOW
+from ddaudit.runtime.caches.takeover import cache_argument
+from ddaudit.runtime.caches.window import ROOT, Window
 
 TREE = (ROOT, 0, 0, 1, 1, 2, 3, 6, 7, 5, 9, ROOT, 11)
 MODELS: dict[str, torch.nn.Module] = {}

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddaudit.auditor.concrete import Concrete, Unproven
-from ddaudit.auditor.edits import splice
 from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.finding import Edit, Import
-from ddaudit.auditor.newer_syntax import newer_syntax
-from ddaudit.auditor.proof import check_imports, faults
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.fixing.concrete import Concrete, Unproven
+from ddaudit.auditor.fixing.edits import splice
+from ddaudit.auditor.fixing.proof import check_imports, faults
+from ddaudit.auditor.sources.newer_syntax import newer_syntax
+from ddaudit.auditor.sources.source import SourceFile
 
 
 def reasons(text: str, *edits: Edit) -> list[str]:
@@ -348,8 +348,8 @@ def test_nothing_of_the_scanned_folder_is_imported(tmp_path) -> None:
     for name in ("json", "libcst"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('executed')\n")
     code = textwrap.dedent("""
-        from ddaudit.auditor.newer_syntax import newer_syntax
-        from ddaudit.auditor.source import SourceFile
+        from ddaudit.auditor.sources.newer_syntax import newer_syntax
+        from ddaudit.auditor.sources.source import SourceFile
         import os
         os.chdir({!r})
         print(newer_syntax([SourceFile("a.py", "x = t'{{y}}'")]))

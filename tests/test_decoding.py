@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import VOCABULARY, qwen3, qwen3_5, qwen3_5_composite
 
-from ddaudit.runtime.decoding import decode_plain, read_in_blocks
+from ddaudit.runtime.checks.decoding import decode_plain, read_in_blocks
 
 MODELS = {"qwen3": qwen3, "qwen3_5": qwen3_5, "qwen3_5-composite": qwen3_5_composite}
 PROMPT = tuple(range(1, 12))

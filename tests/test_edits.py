@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from toy_rules import MAKE_CACHE, Rename, edit, finding, scanner
 
 from ddaudit.auditor.finding import Applicability, Edit
-from ddaudit.auditor.fixing import apply_fixes
-from ddaudit.auditor.settling import settle
-from ddaudit.auditor.source import SourceFile, decode
+from ddaudit.auditor.fixing.applying import apply_fixes
+from ddaudit.auditor.fixing.settling import settle
+from ddaudit.auditor.sources.source import SourceFile, decode
 
 
 def source(text: str, path: str = "a.py") -> SourceFile:

@@ -11,7 +11,7 @@ import pytest
 
 from ddaudit.auditor.engine import scan, scan_sources
 from ddaudit.auditor.finding import Applicability, Confidence
-from ddaudit.auditor.source import Skipped, SkipReason, SourceFile
+from ddaudit.auditor.sources.source import Skipped, SkipReason, SourceFile
 
 LOADS = """
 from transformers import AutoModelForCausalLM
@@ -164,7 +164,8 @@ def test_awkward_files_end_soon(body):
 
 def test_a_scan_imports_neither_torch_nor_libcst():
     code = (
-        "import sys; from ddaudit.auditor.engine import scan_sources; from ddaudit.auditor.source import SourceFile\n"
+        "import sys; from ddaudit.auditor.engine import scan_sources\n"
+        "from ddaudit.auditor.sources.source import SourceFile\n"
         "scan_sources({'a.py': SourceFile('a.py', 'from transformers import DynamicCache\\nDynamicCache()')})\n"
         "print(sorted({'torch', 'transformers', 'libcst'} & set(sys.modules)))"
     )

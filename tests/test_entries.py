@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddaudit.auditor.entries import entries_of, find_entries
+from ddaudit.auditor.facts.entries import entries_of, find_entries
 from ddaudit.auditor.record import Parameter
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.sources.source import SourceFile
 
 RESEARCH_REPO = Path(__file__).parent / "research_repo"
 

@@ -7,10 +7,10 @@ import textwrap
 
 import pytest
 
-from ddaudit.auditor.facts import learn
+from ddaudit.auditor.facts.repository import learn
+from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Confidence
-from ddaudit.auditor.source import SourceFile
-from ddaudit.auditor.values import Kind
+from ddaudit.auditor.sources.source import SourceFile
 
 
 def facts_of(**files):

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_rules import MAKE_CACHE, Rename, scanner
 
-from ddaudit.auditor import fork, placing
 from ddaudit.auditor.cli import main
 from ddaudit.auditor.engine import ScanResult, scan
-from ddaudit.auditor.fork import MANIFEST, PATCH, plan_fix, read_manifest
-from ddaudit.auditor.patch import patch
-from ddaudit.auditor.placing import write_fork, write_in_place
+from ddaudit.auditor.fixing.applying import fork, placing
+from ddaudit.auditor.fixing.fork import MANIFEST, PATCH, plan_fix, read_manifest
+from ddaudit.auditor.fixing.patch import patch
+from ddaudit.auditor.fixing.placing import write_fork, write_in_place
 
 RESEARCH_REPO = Path(__file__).parent / "research_repo"
 BEFORE = b"import torch\nx = old(1)\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddaudit.runtime import gated_delta
-from ddaudit.runtime.window import ROOT, Window
+from ddaudit.runtime.caches import gated_delta
+from ddaudit.runtime.caches.window import ROOT, Window
 
 CPU = torch.device("cpu")
 B, K, V, H, GROUPS = 2, 8, 6, 4, 2

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ddaudit.auditor.engine import scan_sources
-from ddaudit.auditor.settling import settle
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.fixing.settling import settle
+from ddaudit.auditor.sources.source import SourceFile
 
 MODEL = "from transformers import PreTrainedModel\n\ndef f(m: PreTrainedModel, x, k):\n"
 CACHE = "from transformers import DynamicCache\n\ndef f(c: DynamicCache, d: DynamicCache, n, start):\n"

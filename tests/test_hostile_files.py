@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ddaudit.auditor import engine
 from ddaudit.auditor.cli import main
-from ddaudit.auditor.source import SkipReason, read_tree, shown
+from ddaudit.auditor.sources.source import SkipReason, read_tree, shown
 
 BRITTLE = "from transformers import PreTrainedModel\n\ndef f(m: PreTrainedModel):\n    return m.model.layers\n"
 COMMAND = [sys.executable, "-c", "from ddaudit.auditor.cli import main; main()"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddaudit.runtime.errors import RunError
-from ddaudit.runtime.importing import isolated_imports, load_function
-from ddaudit.runtime.requirements import install_command, missing_packages
+from ddaudit.runtime.running.importing import isolated_imports, load_function
+from ddaudit.runtime.running.requirements import install_command, missing_packages
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

@@ -7,12 +7,12 @@ import textwrap
 import pytest
 from toy_rules import MAKE_CACHE, Rename, edit, finding, scanner
 
-from ddaudit.auditor.edits import splice
 from ddaudit.auditor.finding import Import
-from ddaudit.auditor.fixing import apply_fixes
-from ddaudit.auditor.imports import add_imports, drop_unused
-from ddaudit.auditor.settling import settle
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.fixing.applying import apply_fixes
+from ddaudit.auditor.fixing.edits import splice
+from ddaudit.auditor.fixing.imports import add_imports, drop_unused
+from ddaudit.auditor.fixing.settling import settle
+from ddaudit.auditor.sources.source import SourceFile
 
 LINE = "from ddaudit.runtime import make_cache"
 TO_MAKE_CACHE = Rename("DynamicCache", "make_cache", imports=(MAKE_CACHE,))

@@ -9,14 +9,14 @@ import torch
 from tiny_models import EXACT, qwen3
 
 from ddaudit.auditor.record import Noise, RunRecord, StateCheck
-from ddaudit.auditor.run_report import format_run
-from ddaudit.runtime import invariance
-from ddaudit.runtime.architectures import build_tiny
-from ddaudit.runtime.decoding import decode_plain
-from ddaudit.runtime.invariance import check_state, plan_rounds
-from ddaudit.runtime.recurrent import SteppedWindow
-from ddaudit.runtime.verdict import measure_noise
-from ddaudit.runtime.window import ROOT, Window
+from ddaudit.auditor.reports.run_report import format_run
+from ddaudit.runtime.caches.recurrent import SteppedWindow
+from ddaudit.runtime.caches.window import ROOT, Window
+from ddaudit.runtime.checks import invariance
+from ddaudit.runtime.checks.decoding import decode_plain
+from ddaudit.runtime.checks.invariance import check_state, plan_rounds
+from ddaudit.runtime.checks.verdict import measure_noise
+from ddaudit.runtime.models.architectures import build_tiny
 
 PROMPTS = (tuple(range(3, 14)), tuple(range(20, 40)))
 QUIET = Noise(100, 1e-6, 1e-5, 1e-6, 5e-6, 0, 0.3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import VOCABULARY, qwen3_5
 
-from ddaudit.runtime.kernels import serve_cpu
+from ddaudit.runtime.caches.kernels import serve_cpu
 
 
 @pytest.fixture

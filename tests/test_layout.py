@@ -142,11 +142,12 @@ def test_readme_tree_is_complete() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"<!-- file tree -->\n```\n(.*?)```", readme, re.DOTALL)
     assert block, "the README has no file tree"
-    named, folder = set(), ""
+    named, folders = set(), [""]
     for line in block.group(1).splitlines():
         indent, name = re.match(r"( *)(\S+)", line).groups()  # type: ignore[union-attr]
-        folder = folder if indent else name if name.endswith("/") else ""
-        named.add(name if not indent else folder + name)
+        depth = len(indent) // 2
+        named.add(folders[depth] + name)
+        folders[depth + 1 :] = [folders[depth] + name]
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
     # Rules have their own table.
     expected = {path.relative_to(ROOT).as_posix() for path in modules() if path.parent != ROOT / "rules"}

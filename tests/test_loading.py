@@ -14,12 +14,12 @@ from tiny_models import qwen3
 from transformers import PreTrainedModel, Qwen3Config
 
 from ddaudit.runtime import hub as hub_module
-from ddaudit.runtime import initializing, loading
-from ddaudit.runtime.drafting import describe_drafter, make_drafter, plan_drafts
+from ddaudit.runtime.drafters.drafting import describe_drafter, make_drafter, plan_drafts
 from ddaudit.runtime.errors import RunError
-from ddaudit.runtime.initializing import build_random
-from ddaudit.runtime.loading import choose_device, choose_dtype, load_target
-from ddaudit.runtime.profile import load_profile, profile_names
+from ddaudit.runtime.models import initializing, loading
+from ddaudit.runtime.models.initializing import build_random
+from ddaudit.runtime.models.loading import choose_device, choose_dtype, load_target
+from ddaudit.runtime.models.profile import load_profile, profile_names
 
 CPU = torch.device("cpu")
 

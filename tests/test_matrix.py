@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from ddaudit.auditor.cli import main
-from ddaudit.runtime import matrix
-from ddaudit.runtime.architectures import build_tiny, causal_architectures
-from ddaudit.runtime.matrix import check_architecture
+from ddaudit.runtime.models.architectures import build_tiny, causal_architectures
+from ddaudit.runtime.probing import matrix
+from ddaudit.runtime.probing.matrix import check_architecture
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 TABLE = README.partition("<!-- matrix: ddaudit matrix --format markdown -->")[2].partition("<!-- end of matrix -->")[0]

@@ -6,8 +6,8 @@ import torch
 import transformers
 
 from ddaudit.runtime import crop_cache, make_cache
-from ddaudit.runtime.profile import load_profile
-from ddaudit.runtime.takeover import cache_argument
+from ddaudit.runtime.caches.takeover import cache_argument
+from ddaudit.runtime.models.profile import load_profile
 
 NUM_NODES = 64
 LIMIT = 400 * 10**6

@@ -9,7 +9,7 @@ import json
 import pytest
 from collect_names import collect, collect_members
 
-from ddaudit.auditor.names import DATA, MEMBERS, RELEASE, has_member, has_module, has_name, parameters
+from ddaudit.auditor.facts.names import DATA, MEMBERS, RELEASE, has_member, has_module, has_name, parameters
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddaudit.auditor import parts
 from ddaudit.auditor.engine import scan_sources
-from ddaudit.auditor.parts import divide, scan_parts
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.sources import parts
+from ddaudit.auditor.sources.parts import divide, scan_parts
+from ddaudit.auditor.sources.source import SourceFile
 
 BROKEN = "from transformers import DynamicCache\n\ncache = DynamicCache()\n"
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from ddaudit.auditor.cli import main
-from ddaudit.auditor.probe_report import ranges
 from ddaudit.auditor.profile import Profile, as_text, draw, load_profile, profile_names
+from ddaudit.auditor.reports.probe_report import ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.24")
 
-from ddaudit.auditor.cli_probe import differences  # noqa: E402 - torch may be missing
-from ddaudit.runtime.architectures import build_tiny  # noqa: E402
-from ddaudit.runtime.observing import facts_of  # noqa: E402
-from ddaudit.runtime.probe import build_on_meta, probe  # noqa: E402
+from ddaudit.auditor.commands.probe import differences  # noqa: E402 - torch may be missing
+from ddaudit.runtime.models.architectures import build_tiny  # noqa: E402
+from ddaudit.runtime.probing.observing import facts_of  # noqa: E402
+from ddaudit.runtime.probing.probe import build_on_meta, probe  # noqa: E402
 
 ALTERNATING = tuple("LLLF" * 16)
 
@@ -56,7 +56,7 @@ def test_the_layers_and_the_state_of_the_target(qwen: Profile, index: int) -> No
 
 def test_a_probe_takes_seconds_and_little_memory() -> None:
     code = (
-        "import resource, time; from ddaudit.runtime.probe import probe; started = time.perf_counter();"
+        "import resource, time; from ddaudit.runtime.probing.probe import probe; started = time.perf_counter();"
         "size = probe('deepseek-v3').classes[0].weight_bytes;"
         "print(size, time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

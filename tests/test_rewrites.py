@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from ddaudit.auditor.engine import scan_sources
-from ddaudit.auditor.fixing import apply_fixes
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.fixing.applying import apply_fixes
+from ddaudit.auditor.sources.source import SourceFile
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

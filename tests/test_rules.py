@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddaudit.auditor.engine import scan_sources
-from ddaudit.auditor.fixing import apply_fixes
+from ddaudit.auditor.fixing.applying import apply_fixes
 from ddaudit.auditor.rule import Bad, Good, all_rules, select_rules
-from ddaudit.auditor.source import SourceFile
+from ddaudit.auditor.sources.source import SourceFile
 
 RULES = {rule.slug: rule for rule in all_rules()}
 GOOD = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate(rule.EXAMPLES) if isinstance(e, Good)]

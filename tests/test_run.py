@@ -19,12 +19,12 @@ from transformers import PreTrainedTokenizerFast
 
 from ddaudit.auditor.cli import main
 from ddaudit.auditor.record import EntryRecord, RunRecord
-from ddaudit.auditor.run_report import format_run, write_run
-from ddaudit.runtime.arguments import parse_argument
-from ddaudit.runtime.binding import Offer, bind
-from ddaudit.runtime.decoding import decode_plain
+from ddaudit.auditor.reports.run_report import format_run, write_run
+from ddaudit.runtime.checks.decoding import decode_plain
 from ddaudit.runtime.errors import RunError
-from ddaudit.runtime.results import drain, read_output
+from ddaudit.runtime.running.arguments import parse_argument
+from ddaudit.runtime.running.binding import Offer, bind
+from ddaudit.runtime.running.results import drain, read_output
 
 HYBRID = (
     "--model",
@@ -509,7 +509,7 @@ def test_the_demo_decodes_on_one_thread():
     """More of them fight over so small a model: on two busy cores the demo took four times as long."""
     code = """
 import sys
-from ddaudit.auditor import cli_run
+from ddaudit.auditor.commands import run
 
 def stop(*_):
     import torch
@@ -534,6 +534,6 @@ def test_the_demo_does_the_whole_job(tmp_path):
 
 
 def test_the_demo_without_its_sample_says_where_it_is(monkeypatch, tmp_path):
-    monkeypatch.setattr("ddaudit.auditor.cli_run.SAMPLE", tmp_path / "research_repo")
+    monkeypatch.setattr("ddaudit.auditor.commands.run.SAMPLE", tmp_path / "research_repo")
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 2 and "checkout" in result.output

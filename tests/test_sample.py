@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ddaudit.auditor.cli import main
 from ddaudit.auditor.engine import scan
-from ddaudit.auditor.entries import find_entries
+from ddaudit.auditor.facts.entries import find_entries
 
 if TYPE_CHECKING:
     from ddaudit.auditor.record import RunRecord
@@ -72,7 +72,7 @@ def decode(folder: Path, loader: str) -> RunRecord:
     """Every entry of `folder` over a tiny random hybrid on the CPU, in fp32, with acceptance set."""
     pytest.importorskip("torch", reason="needs the extra `runtime`")
     pytest.importorskip("transformers", reason="needs the extra `runtime`")
-    from ddaudit.runtime.run import RunOptions, run
+    from ddaudit.runtime.running.run import RunOptions, run
 
     options = RunOptions(model="tiny-hybrid", random_weights=True, loader=loader, device="cpu", max_new_tokens=96)
     return run(folder, find_entries(folder), [], options)

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from tiny_models import qwen3
 
 from ddaudit.auditor.cli import main
-from ddaudit.auditor.entries import find_entries
+from ddaudit.auditor.facts.entries import find_entries
 from ddaudit.auditor.record import RunRecord
-from ddaudit.auditor.run_report import format_run
-from ddaudit.runtime.binding import sampling_temperature
-from ddaudit.runtime.run import RunOptions, run
-from ddaudit.runtime.sampling import CONTROL, SampleTally, survival
+from ddaudit.auditor.reports.run_report import format_run
+from ddaudit.runtime.checks.sampling import CONTROL, SampleTally, survival
+from ddaudit.runtime.running.binding import sampling_temperature
+from ddaudit.runtime.running.run import RunOptions, run
 
 FORK = Path(__file__).parents[1] / "patched" / "research_repo"
 ENTRY = "sampled:generate"

@@ -209,7 +209,7 @@ def test_help_and_a_scan_start_without_heavy_imports():
     code = (
         "import sys; from ddaudit.auditor.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'transformers', 'libcst', 'jinja2', 'ddaudit.auditor.flow'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'libcst', 'jinja2', 'ddaudit.auditor.facts.flow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -8,11 +8,11 @@ from tiny_models import VOCABULARY, gemma3, qwen3
 from torch import nn
 from transformers import DynamicCache, Qwen3Config
 
-from ddaudit.runtime.decoding import decode_plain
-from ddaudit.runtime.drafting import DraftPlan
+from ddaudit.runtime.checks.decoding import decode_plain
+from ddaudit.runtime.drafters.drafting import DraftPlan
+from ddaudit.runtime.drafters.scripted import ScriptedDrafter, parse_scripted
+from ddaudit.runtime.drafters.text_reading import LOOKAHEAD
 from ddaudit.runtime.errors import RunError
-from ddaudit.runtime.scripted import ScriptedDrafter, parse_scripted
-from ddaudit.runtime.text_reading import LOOKAHEAD
 
 PLAN = DraftPlan(config={}, block_size=8, mask_token_id=3, target_layer_ids=(0, 2))
 CONFIG = Qwen3Config(num_hidden_layers=2, vocab_size=VOCABULARY, hidden_size=64)

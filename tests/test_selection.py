@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from ddaudit.auditor import selection
 from ddaudit.auditor.cli import main
-from ddaudit.auditor.selection import select_files
-from ddaudit.auditor.source import SkipReason
+from ddaudit.auditor.sources import selection
+from ddaudit.auditor.sources.selection import select_files
+from ddaudit.auditor.sources.source import SkipReason
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddaudit.auditor.source import MAX_BYTES, SkipReason, SourceFile, decode, read_tree
+from ddaudit.auditor.sources.source import MAX_BYTES, SkipReason, SourceFile, decode, read_tree
 
 AWKWARD = [
     b"",

@@ -12,10 +12,10 @@ import pytest
 from ddaudit.auditor.claim import Ask, Claim, Outcome
 from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.finding import Severity
-from ddaudit.auditor.judging import judge
 from ddaudit.auditor.profile import load_profile, profile_names
-from ddaudit.auditor.source import SourceFile
-from ddaudit.auditor.targeting import neutrality, reach
+from ddaudit.auditor.sources.source import SourceFile
+from ddaudit.auditor.targets.judging import judge
+from ddaudit.auditor.targets.targeting import neutrality, reach
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,9 @@ from ddaudit.auditor.claim import Answer, Ask, Claim, Outcome  # noqa: E402 - to
 from ddaudit.auditor.cli import main  # noqa: E402
 from ddaudit.auditor.finding import Confidence, Finding, Severity, Span, Status  # noqa: E402
 from ddaudit.auditor.profile import FOLDER, load_profile  # noqa: E402
-from ddaudit.auditor.targeting import answers_of  # noqa: E402
-from ddaudit.auditor.verifying import verified  # noqa: E402
-from ddaudit.runtime.trying import try_on  # noqa: E402
+from ddaudit.auditor.targets.targeting import answers_of  # noqa: E402
+from ddaudit.auditor.targets.verifying import verified  # noqa: E402
+from ddaudit.runtime.probing.trying import try_on  # noqa: E402
 
 CLAIMS = (
     *(Claim(Ask.PATH, path) for path in ("model.embed_tokens", "model.layers", "transformer.h", "model.decoder")),

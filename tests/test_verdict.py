@@ -9,8 +9,8 @@ import torch
 from tiny_models import qwen3, qwen3_5
 
 from ddaudit.auditor.record import Noise
-from ddaudit.runtime.decoding import decode_plain, read_in_blocks
-from ddaudit.runtime.verdict import judge_prompt, measure_noise, worst
+from ddaudit.runtime.checks.decoding import decode_plain, read_in_blocks
+from ddaudit.runtime.checks.verdict import judge_prompt, measure_noise, worst
 
 PROMPT = tuple(range(1, 12))
 LENGTH = 40

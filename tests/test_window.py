@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddaudit.runtime.window import ROOT, Window
+from ddaudit.runtime.caches.window import ROOT, Window
 
 CPU = torch.device("cpu")
 TREE = (ROOT, 0, 0, 1, 2, ROOT, 5)

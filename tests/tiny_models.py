@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
-from ddaudit.runtime.architectures import build_tiny
-from ddaudit.runtime.kernels import serve_cpu
+from ddaudit.runtime.caches.kernels import serve_cpu
+from ddaudit.runtime.models.architectures import build_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from ddaudit.auditor.finding import Applicability, Confidence, Edit, Finding, Fi
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ddaudit.auditor.source import SourceFile
+    from ddaudit.auditor.sources.source import SourceFile
 
 MAKE_CACHE = Import("ddaudit.runtime", "make_cache")
 

@@ -1,0 +1,1 @@
+"""What the code holds and does, over the whole repository."""

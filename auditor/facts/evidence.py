@@ -1,0 +1,228 @@
+"""Facts that no constructor or annotation states: how a name is used, and, last and least sure, what it is called."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ddaudit.auditor.facts import library
+from ddaudit.auditor.facts.scopes import File, Scope, Variable
+from ddaudit.auditor.facts.values import Kind, Value
+from ddaudit.auditor.finding import Confidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddaudit.auditor.facts.flow import Flow
+
+Seed = tuple[Variable, Value]
+
+
+def add_evidence(flow: Flow) -> None:
+    """Seed what calls prove, then what paths and names suggest, each only where nothing surer is known."""
+    for stage in (
+        _passed_as_configs,
+        _called_as_models,
+        _passed_as_caches,
+        _walked_as_models,
+        _used_as_caches,
+        _named_models,
+    ):
+        surest: dict[Variable, Value] = {}
+        for file in flow.files.values():
+            for variable, value in stage(file, flow):
+                if variable not in surest or value.rank > surest[variable].rank:
+                    surest[variable] = value
+        for variable, value in surest.items():
+            flow.seed(variable, value)
+        flow.solve()
+
+
+def _is_open(flow: Flow, variable: Variable) -> bool:
+    """Whether nothing is known of what the variable holds."""
+    return all(value.kind is Kind.OTHER and not value.origin.startswith("torch.nn.") for value in flow.held(variable))
+
+
+def _value(kind: Kind, node: ast.expr, file: File, confidence: Confidence, fact: str) -> Value:
+    place = f"{file.source.path}:{node.lineno}"
+    return Value(kind, f"{place}:{node.col_offset}", confidence, (f"{place}: {fact}",))
+
+
+def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
+    """Called with arguments that only a Transformers forward takes, and its output's own fields read."""
+    if file.is_lookalike:
+        return
+    fields = _fields_read(file)
+    for node in file.calls:
+        given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
+        if not given:
+            continue
+        scope = file.scopes[node]
+        callee = node.func
+        if isinstance(callee, ast.Attribute) and callee.attr == "forward":
+            callee = callee.value
+        variable = flow.variable(callee, scope)
+        if variable is None or not _is_open(flow, variable):
+            continue
+        read = _result_fields(node, file, fields)
+        weight = len(given) + any(
+            value.kind is Kind.CACHE and value.confidence is Confidence.PROVEN
+            for keyword in node.keywords
+            if keyword.arg in ("past_key_values", "cache")
+            for value in flow.values(keyword.value, scope)
+        )
+        if not weight or not (read or given & library.MODEL_ONLY_KEYWORDS):
+            continue
+        sure = weight >= 2 and bool(read)
+        fact = f"`{ast.unparse(callee)}` is called with {', '.join(sorted(map(str, given)))}"
+        if read:
+            fact += f" and `.{'`, `.'.join(sorted(read))}` of the result is read"
+        confidence = Confidence.PROVEN if sure else Confidence.LIKELY
+        yield variable, _value(Kind.MODEL, callee, file, confidence, fact)
+
+
+def _fields_read(file: File) -> dict[tuple[Scope, str], set[str]]:
+    read: dict[tuple[Scope, str], set[str]] = defaultdict(set)
+    for node in file.attributes:
+        if isinstance(node.value, ast.Name) and node.attr in library.OUTPUT_FIELDS:
+            home = file.scopes[node].find(node.value.id)
+            if home is not None:
+                read[home, node.value.id].add(node.attr)
+    return read
+
+
+def _result_fields(call: ast.Call, file: File, fields: dict[tuple[Scope, str], set[str]]) -> set[str]:
+    match file.parents.get(call):
+        case ast.Attribute(attr=attr) if attr in library.OUTPUT_FIELDS:
+            return {attr}
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            home = file.scopes[call].find(name)
+            return fields[home, name] if home is not None else set()
+    return set()
+
+
+def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
+    """Given to a loader of Transformers as the configuration."""
+    for node in file.calls:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="from_config" | "_from_config"), args=[given, *_]):
+                pass
+            case ast.Call(keywords=keywords) if any(keyword.arg == "config" for keyword in keywords):
+                given = next(keyword.value for keyword in keywords if keyword.arg == "config")
+            case _:
+                continue
+        scope = file.scopes[node]
+        names = [value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY]
+        variable = flow.variable(given, scope)
+        if variable is None or flow.held(variable) or not any(name.startswith("transformers.") for name in names):
+            continue
+        fact = f"`{ast.unparse(given)}` is given to `{ast.unparse(node.func)[:60]}` as the config"
+        yield variable, _value(Kind.CONFIG, given, file, Confidence.PROVEN, fact)
+
+
+def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
+    """Given to a Transformers model as its cache."""
+    for node in file.calls:
+        if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in node.keywords):
+            continue
+        scope = file.scopes[node]
+        model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
+        for keyword in node.keywords if model else ():
+            variable = flow.variable(keyword.value, scope)
+            if keyword.arg in library.CACHE_KEYWORDS and variable is not None and _is_open(flow, variable):
+                assert model is not None
+                fact = f"`{ast.unparse(keyword.value)}` is given to a model as `{keyword.arg}`"
+                yield variable, _value(Kind.CACHE, keyword.value, file, model.confidence, fact)
+
+
+def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
+    """Reached into by paths that only Transformers models have."""
+    if file.is_lookalike:
+        return
+    for base, path, scope in _chains(file):
+        two = ".".join(path[:2])
+        name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+        named = bool(library.MODEL_NAMES.match(name))
+        is_path = two in library.MODEL_PATHS or path[0] in library.MODEL_PATHS
+        if not is_path and not (named and path[0] in library.NAMED_MODEL_PATHS):
+            continue
+        variable = flow.variable(base, scope)
+        if variable is None or not _is_open(flow, variable):
+            continue
+        if is_path:
+            fact = f"`{name}.{two}` is a path of Transformers models"
+        elif not flow.held(variable):
+            fact = f"`{name}` has `.{path[0]}`, and its name says model"
+        else:
+            continue
+        yield variable, _value(Kind.MODEL, base, file, Confidence.LIKELY, fact)
+
+
+def _chains(file: File) -> Iterator[tuple[ast.expr, list[str], Scope]]:
+    """Each attribute path of two or more parts, with each expression that it may start from."""
+    for node in file.attributes:
+        if isinstance(file.parents.get(node), ast.Attribute):
+            continue
+        path: list[str] = []
+        current: ast.expr = node
+        while isinstance(current, ast.Attribute) and len(path) < 12:
+            path.insert(0, current.attr)
+            current = current.value
+            if isinstance(current, ast.Name | ast.Attribute):
+                yield current, path.copy(), file.scopes[node]
+
+
+def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
+    """Asked what only a cache is asked, or named and taken apart like one."""
+    if file.is_lookalike:
+        return
+    for node in file.of(ast.Attribute, ast.Subscript, ast.For, ast.comprehension):
+        match node:
+            case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
+                pass
+            case ast.Subscript(value=ast.Subscript(value=base)):
+                attr = ""
+            case ast.Attribute(value=ast.Subscript(value=base), attr="shape" | "size"):
+                attr = ""
+            case ast.For(iter=base, target=ast.Tuple()) | ast.comprehension(iter=base, target=ast.Tuple()):
+                attr = ""
+                match node:
+                    case (
+                        ast.For(
+                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
+                            target=ast.Tuple(elts=[_, each]),
+                        )
+                        | ast.comprehension(
+                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
+                            target=ast.Tuple(elts=[_, each]),
+                        )
+                    ) if isinstance(each, ast.Tuple) or "past" in ast.unparse(inner):
+                        base = inner
+            case _:
+                continue
+        scope = file.scopes[node]
+        variable = flow.variable(base, scope)
+        if variable is None or flow.held(variable):
+            continue
+        name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+        if library.CACHE_NAMES.match(name):
+            fact = f"`{name}` is named and used like a cache"
+            yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
+        elif attr in library.CACHE_PATHS:
+            fact = f"`{name}.{attr}` is a cache's"
+            yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
+
+
+def _named_models(file: File, flow: Flow) -> Iterator[Seed]:
+    """Parameters of which nothing is known but that their name says model."""
+    if file.is_lookalike:
+        return
+    for function in file.functions:
+        args = function.node.args
+        for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
+            variable: Variable = ("name", function.scope, arg.arg)
+            if library.MODEL_NAMES.match(arg.arg) and not flow.held(variable):
+                place = f"{file.source.path}:{arg.lineno}"
+                fact = (f"{place}: the parameter is called `{arg.arg}`",)
+                yield variable, Value(Kind.MODEL, f"{place}:{arg.col_offset}", Confidence.GUESS, fact)

@@ -1,0 +1,272 @@
+"""What every name of a repository holds: values flow from where they are made to where they are used.
+
+Flow ignores the order of statements: a name holds whatever is assigned to it anywhere in its scope. Each way in which
+a variable (a name, an attribute of a class, what a function returns, a call) gets a value is worked out again when
+something that it reads has grown.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from ddaudit.auditor.facts import library
+from ddaudit.auditor.facts.calls import annotated, call_result
+from ddaudit.auditor.facts.expressions import evaluate, imported, item, iterate, iterate_item
+from ddaudit.auditor.facts.modules import Modules
+from ddaudit.auditor.facts.patching import install
+from ddaudit.auditor.facts.scopes import Class, File, Function, Scope, Source, Variable
+from ddaudit.auditor.facts.values import Kind, Value, fact_at, place
+from ddaudit.auditor.finding import Confidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+MAX_VALUES = 24
+MAX_MIXED = 8
+
+# A variable, and one of the ways in which it gets a value.
+Step: TypeAlias = tuple[Variable, Source]
+
+
+class Flow:
+    """Values of every variable of the files given."""
+
+    def __init__(self, files: Mapping[str, File]) -> None:
+        self.files = files
+        self.sources: dict[Variable, list[Source]] = defaultdict(list)
+        self._known: set[tuple[Variable, object]] = set()
+        self._table: dict[Variable, dict[tuple[Kind, str], Value]] = defaultdict(dict)
+        self._readers: dict[Variable, dict[Step, None]] = defaultdict(dict)
+        self._reading: Step | None = None
+        self._queue: deque[Step] = deque()
+        self._queued: set[Step] = set()
+        self.definitions: dict[str, Function | Class | File] = {}
+        self.patches: dict[Function, Value] = {}
+        """Functions that replace a method of Transformers, and whose."""
+        self._rivals: dict[tuple[str, Scope, str], bool] = {}
+        self.managed: set[str] = set()
+        """Origins of caches made by `make_cache`, which can go back."""
+        self.modules = Modules(files)
+        self._mixed: dict[str, list[Class]] = defaultdict(list)
+        """Classes with several bases, by the last name of each."""
+        for file in files.values():
+            for owner in file.classes:
+                for base in owner.node.bases if len(owner.node.bases) > 1 else ():
+                    self._mixed[base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")].append(owner)
+        for file in files.values():
+            for variable, source in file.sources:
+                self.sources[variable].append(source)
+                self._push((variable, source))
+        self.solve()
+
+    # What rules and later stages ask
+
+    def values(self, expr: ast.expr, scope: Scope) -> tuple[Value, ...]:
+        """What `expr` can hold, the surest first."""
+        found = {value.key: value for value in evaluate(self, expr, scope)}
+        return tuple(sorted(found.values(), key=lambda value: (-value.rank, value.kind.name, value.origin)))
+
+    def held(self, variable: Variable) -> tuple[Value, ...]:
+        return tuple(self._table.get(variable, {}).values())
+
+    def definition(self, value: Value) -> Function | Class | File | None:
+        return self.definitions.get(value.origin)
+
+    def variable(self, expr: ast.expr, scope: Scope) -> Variable | None:
+        """The variable that a plain name or an attribute of `self` reads."""
+        match expr:
+            case ast.Name(id=name):
+                home = scope.find(name)
+                return ("name", home, name) if home else None
+            case ast.Attribute(value=ast.Name() as base, attr=attr):
+                for value in evaluate(self, base, scope):
+                    if value.kind is Kind.OWN and isinstance(owner := self.definitions[value.origin], Class):
+                        return ("attribute", self.owner_of(owner, attr) or owner, attr)
+        return None
+
+    def seed(self, variable: Variable, value: Value) -> None:
+        """Let a variable hold a value found by other means; `solve` spreads it."""
+        self._grow(variable, [value])
+
+    def is_set_anywhere(self, attr: str) -> bool:
+        """Whether the repository gives the attribute to an object of another's class."""
+        return any(attr in file.attributes_set for file in self.files.values())
+
+    def solve(self) -> None:
+        while self._queue:
+            step = self._queue.popleft()
+            self._queued.discard(step)
+            self._reading = step
+            variable, source = step
+            found = list(self._produce(source))
+            self._reading = None
+            self._grow(variable, found)
+
+    def bases(self, owner: Class) -> Iterator[Class | str]:
+        """Base classes, nearest first: the repository's own, or qualified names of others."""
+        pending, seen = [owner], {owner}
+        while pending:
+            current = pending.pop(0)
+            for base in current.node.bases:
+                for value in evaluate(self, base, current.outer):
+                    if value.kind is Kind.LIBRARY:
+                        yield value.origin
+                        continue
+                    known = self.definitions.get(value.origin)
+                    if value.kind is Kind.OWN_CLASS and isinstance(known, Class) and known not in seen:
+                        seen.add(known)
+                        pending.append(known)
+                        yield known
+
+    def is_module_class(self, owner: Class) -> bool:
+        """Whether instances are neural network modules that the repository itself defines."""
+        return any(isinstance(base, str) and library.MODULE_BASE.search(base) for base in self.bases(owner))
+
+    def is_model_part(self, owner: Class) -> bool:
+        """A neural network module of the repository, or a subclass of a stock model, which has one family's config."""
+        bases = (base for base in self.bases(owner) if isinstance(base, str))
+        return any(library.MODULE_BASE.search(base) or library.is_stock_class(base) for base in bases)
+
+    def has_rival(self, name: str, home: Scope, package: str) -> bool:
+        """Whether the name that is imported from a package is also bound to something else, than in a fallback."""
+        key = (name, home, package)
+        if key not in self._rivals:
+            self._rivals[key] = any(_is_rival(node, home.file, package) for node in home.names[name])
+        return self._rivals[key]
+
+    def method(self, owner: Class, name: str) -> Function | None:
+        for candidate in (owner, *self.bases(owner)):
+            if isinstance(candidate, Class) and name in candidate.methods:
+                return candidate.methods[name]
+        return None
+
+    def is_family_model(self, owner: Class) -> bool:
+        """A causal language model of the repository, by its own name or that of a base."""
+        bases = tuple(self.bases(owner))
+        names = [base.node.name if isinstance(base, Class) else base for base in (owner, *bases)]
+        return any(
+            isinstance(base, str) and (library.MODULE_BASE.search(base) or library.is_stock_class(base))
+            for base in bases
+        ) and any(library.is_language_model(name) for name in names)
+
+    def _mixed_into(self, owner: Class) -> Class | None:
+        """The causal language model of the repository that a class which is none is a part of."""
+        for subclass in self._mixed[owner.node.name][:MAX_MIXED]:
+            others = [base for base in self.bases(subclass) if base is not owner]
+            if len(others) < len(tuple(self.bases(subclass))) and self.is_family_model(subclass):
+                return None if self.is_family_model(owner) else subclass
+        return None
+
+    def owner_of(self, owner: Class, attr: str) -> Class | None:
+        """The class among `owner` and its bases that sets the attribute."""
+        for candidate in (owner, *self.bases(owner)):
+            if isinstance(candidate, Class) and ("attribute", candidate, attr) in self.sources:
+                return candidate
+        return None
+
+    # Solving
+
+    def _push(self, step: Step) -> None:
+        if step not in self._queued:
+            self._queued.add(step)
+            self._queue.append(step)
+
+    def _grow(self, variable: Variable, found: Iterable[Value]) -> None:
+        held = self._table[variable]
+        grew = False
+        for value in found:
+            old = held.get(value.key)
+            if old is None:
+                # Of too many the first are kept, and one of each kind: no kind that it can hold is ever forgotten.
+                is_new = len(held) < MAX_VALUES or all(value.kind is not other.kind for other in held.values())
+            else:
+                is_new = value.rank > old.rank
+            if is_new:
+                held[value.key] = value
+                grew = True
+        if grew:
+            for reader in self._readers[variable]:
+                self._push(reader)
+
+    def read(self, variable: Variable) -> list[Value]:
+        if self._reading is not None:
+            self._readers[variable][self._reading] = None
+        return list(self._table[variable].values()) if variable in self._table else []
+
+    def add_source(self, variable: Variable, source: Source) -> None:
+        if (variable, source.expr) not in self._known:
+            self._known.add((variable, source.expr))
+            self.sources[variable].append(source)
+            self._push((variable, source))
+
+    def _produce(self, source: Source) -> Iterable[Value]:
+        match source:
+            case Source(mode="value", expr=ast.expr() as expr):
+                return evaluate(self, expr, source.scope)
+            case Source(mode="item", expr=ast.expr() as expr):
+                return item(self, expr, source.index, source.scope)
+            case Source(mode="iterate", expr=ast.expr() as expr):
+                return iterate(self, expr, source.scope)
+            case Source(mode="iterate-item", expr=ast.expr() as expr):
+                return iterate_item(self, expr, source.index, source.scope)
+            case Source(mode="annotation", expr=ast.expr() as expr):
+                return annotated(self, expr, source.scope, expr)
+            case Source(mode="import", target=(str() as module, str() as name, int() as level)):
+                return imported(self, module, name, level, source.scope.file)
+            case Source(mode="function", target=Function() as function):
+                return [self.defined(Kind.FUNCTION, function, function.node, source.scope.file)]
+            case Source(mode="class", target=Class() as owner):
+                return [self.defined(Kind.OWN_CLASS, owner, owner.node, source.scope.file)]
+            case Source(mode="self", target=Function() as function):
+                return self.instance(function)
+            case Source(mode="call", expr=ast.Call() as call):
+                return call_result(self, call, source.scope)
+            case Source(mode="install", expr=ast.expr() as expr, target=ast.Attribute() as target):
+                install(self, target, expr, source.scope)
+        return []
+
+    def defined(self, kind: Kind, target: Function | Class, node: ast.AST, file: File) -> Value:
+        origin = place(node, file)
+        self.definitions[origin] = target
+        return Value(kind, origin)
+
+    def instance(self, function: Function) -> list[Value]:
+        """What `self` is in a method."""
+        owner = function.owner
+        assert owner is not None
+        value = self.defined(Kind.OWN, owner, owner.node, owner.outer.file)
+        if "classmethod" in function.decorators:
+            return [replace(value, kind=Kind.OWN_CLASS)]
+        found = [value]
+        for base in self.bases(owner):
+            if not isinstance(base, str):
+                continue
+            evidence = (fact_at(owner.node, owner.outer.file, f"`{owner.node.name}` subclasses `{base}`"),)
+            if library.is_stock_class(base) and (kind := library.instance_kind(base)) is not None:
+                found.append(Value(kind, value.origin, evidence=evidence))
+            elif library.ATTENTION_CLASS.match(base):
+                found.append(Value(Kind.ATTENTION, base, evidence=evidence))
+        if (model := self._mixed_into(owner)) is not None:
+            fact = f"`{owner.node.name}` is mixed into `{model.node.name}`"
+            evidence = (fact_at(owner.node, owner.outer.file, fact),)
+            found.append(Value(Kind.MODEL, value.origin, Confidence.LIKELY, evidence))
+        return found
+
+
+def _is_rival(binding: ast.AST, file: File, package: str) -> bool:
+    """Whether a binding gives a name something else than the package's, where the package can be imported."""
+    match binding:
+        case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == package:
+            return False
+        case ast.Import(names=aliases) if any(alias.name.partition(".")[0] == package for alias in aliases):
+            return False
+    above: ast.AST | None = binding
+    statement: ast.stmt | None = None
+    while above is not None and not isinstance(above, ast.ExceptHandler):
+        statement = above if statement is None and isinstance(above, ast.stmt) else statement
+        above = file.parents.get(above)
+    is_none = isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
+    return above is None and not is_none

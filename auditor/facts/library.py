@@ -1,0 +1,149 @@
+"""What names of Transformers and its neighbours mean. Read in Transformers 4.57 and 5.24; nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from ddaudit.auditor.facts.values import Kind
+
+# Frameworks whose models share names with Transformers' and are none of them.
+LOOKALIKES = frozenset({"mlx", "mlx_lm", "mlx_vlm", "jax", "flax", "tinygrad", "tensorflow", "keras"})
+
+MODEL_CLASS = re.compile(
+    r"(For(CausalLM|ConditionalGeneration|ImageTextToText|Vision2Seq|Seq2SeqLM|MultimodalLM|PreTraining)"
+    r"|LMHeadModel|^PreTrainedModel|PeftModel\w*|^GenerationMixin)$"
+)
+INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
+    (MODEL_CLASS, Kind.MODEL),
+    (re.compile(r"^(PreTrained|Pretrained)Config$"), Kind.CONFIG),
+    (re.compile(r"^(\w*Cache)$"), Kind.CACHE),
+    (re.compile(r"(Tokenizer|TokenizerFast|Processor|PreTrainedTokenizer\w*)$"), Kind.TOKENIZER),
+    (re.compile(r"(^|[a-z])Trainer$"), Kind.TRAINER),
+    (re.compile(r"DecoderLayer$"), Kind.LAYER),
+    (re.compile(r"Model$"), Kind.BACKBONE),
+)
+MAKERS = frozenset({"from_pretrained", "from_config", "_from_config"})
+
+MODULE_BASE = re.compile(r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*PreTrainedModel$)|(\.Module$)")
+
+# Methods that return the object they are called on.
+CHAINABLE = frozenset(
+    {
+        "to", "eval", "train", "cuda", "cpu", "half", "float", "bfloat16", "double", "type", "requires_grad_",
+        "share_memory", "merge_and_unload",
+    }
+)  # fmt: skip
+# Calls that return their first argument, or something that stands for it.
+TRANSPARENT_CALLS = frozenset(
+    {
+        "copy.copy", "copy.deepcopy", "typing.cast", "peft.get_peft_model",
+        "peft.PeftModel.from_pretrained", "peft.prepare_model_for_kbit_training",
+        "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel",
+        "accelerate.dispatch_model", "accelerate.utils.extract_model_from_parallel",
+    }
+)  # fmt: skip
+TENSOR_METHODS_KEEPING_SHAPE = frozenset(
+    {
+        "to", "clone", "contiguous", "detach", "float", "half", "bfloat16", "bool", "cuda", "cpu", "double", "type",
+        "masked_fill", "masked_fill_", "fill_", "copy_", "logical_not", "logical_and", "logical_or", "triu", "tril",
+        "expand", "repeat",
+    }
+)  # fmt: skip
+TENSOR_MAKERS = frozenset({"zeros", "ones", "full", "empty", "rand", "randn"})
+FOUR_D_MASK_MAKERS = re.compile(r"(^|\.)_?prepare_4d_\w*mask\w*$|(^|\.)_?\w*4d_causal_attention_mask\w*$")
+
+# Arguments that only the forward of a Transformers model takes, and fields that only its output has.
+FORWARD_KEYWORDS = frozenset(
+    {
+        "past_key_values", "cache", "use_cache", "output_hidden_states", "output_attentions", "logits_to_keep",
+        "num_logits_to_keep", "inputs_embeds", "cache_position",
+    }
+)  # fmt: skip
+# Those that a decoder layer, which shares most, does not take.
+MODEL_ONLY_KEYWORDS = frozenset({"output_hidden_states", "logits_to_keep", "num_logits_to_keep", "inputs_embeds"})
+OUTPUT_FIELDS = frozenset({"logits", "hidden_states", "past_key_values", "cache", "attentions"})
+CACHE_KEYWORDS = ("past_key_values", "cache", "past_key_value")
+
+# Paths below a model that only a Transformers causal language model has.
+MODEL_PATHS = frozenset(
+    {
+        "model.layers", "model.embed_tokens", "model.norm", "model.language_model", "transformer.h",
+        "transformer.wte", "transformer.ln_f", "gpt_neox.layers", "model.decoder", "model.model",
+        "base_model.model", "get_input_embeddings", "get_output_embeddings", "get_decoder",
+        "config.get_text_config", "language_model.model",
+    }
+)  # fmt: skip
+# Weaker ones: they count where the name says model too.
+NAMED_MODEL_PATHS = frozenset({"lm_head", "config", "generate", "embed_out", "gradient_checkpointing_enable"})
+MODEL_NAMES = re.compile(
+    r"^_*((target|base|hf|causal|peft|verifier|main|big|large|teacher|vl|llm|lm|language|orig|raw|full)_)*"
+    r"(model|lm|llm|target|vlm|verifier|base)(_(model|lm|hf))*$",
+    re.IGNORECASE,
+)
+CACHE_NAMES = re.compile(
+    r"^_*(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
+)
+OUTPUT_NAMES = re.compile(r"^(\w+_)?(out|outs|output|outputs)(_\w+)?$")
+CACHE_PATHS = frozenset({"get_seq_length", "key_cache", "value_cache", "to_legacy_cache", "get_usable_length"}) | {
+    "seen_tokens", "get_max_cache_shape", "get_max_length", "get_mask_sizes", "is_croppable", "reorder_cache",
+}  # fmt: skip
+
+# Attention below a decoder layer; what they are called where the layer has one at all.
+ATTENTION_NAMES = frozenset({"self_attn", "self_attention", "attn", "attention"})
+ATTENTION_CLASS = re.compile(r"^transformers\.(\w+\.)*(\w+Attention\w*)$")
+MODELLING = re.compile(r"^transformers\.models\.(\w+)\.modeling_\w+")
+# How a decoder layer is written where nothing says what it is: `….layers[i]`, and names of path templates.
+LAYER_TEXT = re.compile(
+    r"""((layers|blocks|\.h)\[[^\[\]]*\]|(layers|\.h)\.(\{[^{}]*\}|\d+)["']|(^|_)(layer|block))$|\blayer_module"""
+)
+HEAD_NAMES = frozenset({"lm_head", "embed_out", "output_head"})
+EMBEDDING_NAMES = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddings"})
+LAYERS_NAMES = frozenset({"layers", "h", "blocks"})
+NORM_NAMES = frozenset({"norm", "ln_f", "final_layernorm", "final_layer_norm"})
+INNER_NAMES = frozenset({"model", "transformer", "gpt_neox", "language_model", "decoder"})
+WRAPPER_NAMES = frozenset({"module", "_orig_mod"})
+
+
+def is_attention_name(node: ast.AST) -> bool:
+    """A literal that is the name of an attention module."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.strip(".") in ATTENTION_NAMES
+
+
+def instance_kind(qualified_name: str) -> Kind | None:
+    """What an instance of this class is, and what a parameter annotated with it holds."""
+    package, _, rest = qualified_name.partition(".")
+    name = qualified_name.rpartition(".")[2]
+    if package == "torch":
+        return Kind.TENSOR if name.endswith("Tensor") else None
+    if package not in ("transformers", "peft") or not rest or not name[:1].isupper():
+        return None
+    if name in ("AutoModel", "AutoConfig", "AutoTokenizer", "AutoProcessor") or name.startswith("AutoModelFor"):
+        return {"AutoModel": Kind.BACKBONE, "AutoConfig": Kind.CONFIG}.get(
+            name, Kind.MODEL if name.startswith("AutoModel") else Kind.TOKENIZER
+        )
+    for pattern, kind in INSTANCE_CLASSES:
+        if pattern.search(name):
+            return kind
+    return None
+
+
+def is_language_model(name: str) -> bool:
+    """A class name of a model with a head, and not that of an abstract base."""
+    last = name.rpartition(".")[2]
+    other = last.startswith(("Bert", "Peft")) or last.endswith(("PreTrainedModel", "GenerationMixin"))
+    return MODEL_CLASS.search(last) is not None and not other
+
+
+def is_model_class(name: str) -> bool:
+    """A class of Transformers' models, an abstract one too."""
+    return instance_kind(name) in (Kind.MODEL, Kind.BACKBONE)
+
+
+def is_stock_class(qualified_name: str) -> bool:
+    """A Transformers class that can be loaded as it is, unlike the abstract `…PreTrainedModel`."""
+    return (
+        instance_kind(qualified_name) in (Kind.MODEL, Kind.BACKBONE)
+        and not qualified_name.endswith(("PreTrainedModel", "GenerationMixin"))
+        and qualified_name.startswith("transformers.")
+    )

@@ -1,0 +1,1 @@
+"""From findings to edits to a fork, each edit proven."""

@@ -1,0 +1,1 @@
+"""What is read: which files, their bytes and their text."""

@@ -1,0 +1,1 @@
+"""What a finding means on the models that are the targets."""

@@ -1,0 +1,1 @@
+"""Plain decoding, and what is held against it."""

@@ -1,0 +1,1 @@
+"""Drafters: the repository's own, trained or random, and scripted ones."""

@@ -1,0 +1,1 @@
+"""Targets: loading them, building them, and the real places inside."""

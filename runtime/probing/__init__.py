@@ -1,0 +1,1 @@
+"""What architectures are like, found by building them."""

@@ -1,0 +1,1 @@
+"""A run: a repository's entry points, called and measured."""
