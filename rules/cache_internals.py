@@ -12,6 +12,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.expressions import unpacks_pair
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -134,7 +135,9 @@ class CacheInternals(Rule):
                     fix = _length(node, base, file) if attr in ("seen_tokens", "_seen_tokens") else REASON
                     claim = Claim(Ask.CACHE_NAME, attr)
                     yield self.report(file, node, cache, fix=fix, claim=claim, name=attr, remedy=_remedy(attr))
-            case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
+            case ast.Subscript(value=base, slice=key) if (cache := file.holds(base, Kind.CACHE)) is not None:
+                if isinstance(key, ast.JoinedStr) or isinstance(file.constant(key), str):
+                    return
                 length = _measured(node, file)
                 fix = _length(length, base, file, Applicability.UNSAFE) if length is not None else REASON
                 yield self.report(file, node, cache, fix=fix, claim=PAIRS, name="cache[i]", remedy=TUPLE)
@@ -165,7 +168,7 @@ class CacheInternals(Rule):
             case ast.Call(func=ast.Name(id="enumerate"), args=[counted, *_]), ast.Tuple(elts=[_, named]):
                 inner, each = counted, named
         cache = file.holds(inner, Kind.CACHE)
-        if cache is not None and (isinstance(each, ast.Tuple) or _takes_apart(each, node, file)):
+        if cache is not None and unpacks_pair(each, node, file.file):
             remedy = "iterating it gives triples, and nothing for linear layers; go through `cache.layers`"
             yield self.report(file, iterable, cache, fix=REASON, claim=PAIRS, name="for k, v in cache", remedy=remedy)
             return
@@ -185,18 +188,6 @@ class CacheInternals(Rule):
         )
         if reads and not any(_asks_kind(item, file) for item in inside):
             yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS, claim=KEYS)
-
-
-def _takes_apart(each: ast.expr | None, loop: ast.AST, file: FileFacts) -> bool:
-    """Whether what a loop over a cache gives is indexed like a pair of keys and values."""
-    body = loop if isinstance(loop, ast.For) else file.parent(loop)
-    return isinstance(each, ast.Name) and any(
-        isinstance(part, ast.Subscript)
-        and isinstance(part.value, ast.Name)
-        and part.value.id == each.id
-        and file.constant(part.slice) in (0, 1)
-        for part in ast.walk(body or loop)
-    )
 
 
 def _is_own_forward(node: ast.AST, file: FileFacts) -> bool:

@@ -111,11 +111,11 @@ class GenerateInternals(Rule):
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
             case ast.Attribute(value=base, attr="prepare_inputs_for_generation", ctx=ast.Store()):
-                owner = file.holds(base, Kind.MODEL) or _stock_class(base, file)
+                owner = file.holds(base, Kind.MODEL, Kind.BACKBONE) or _stock_class(base, file)
                 if owner is not None and not file.is_set_by_own_class(node):
                     yield self.report(file, node, owner, message=INPUTS, fix=REASON)
             case ast.Attribute(value=base, attr=name) if INTERNALS.match(name) and not has_member(MIXIN, name):
-                owner = file.holds(base, Kind.MODEL) or _stock_class(base, file)
+                owner = file.holds(base, Kind.MODEL, Kind.BACKBONE) or _stock_class(base, file)
                 if owner is None or file.is_set_by_own_class(node) or _defines(name, base, file):
                     return
                 if isinstance(node.ctx, ast.Load):

@@ -60,7 +60,8 @@ class MaskAttribute(Rule):
         assert isinstance(node, ast.Assign)
         for target in node.targets:
             match target:
-                case ast.Attribute(value=base, attr=name) if name.endswith("mask"):
+                # A method put in the place of one that makes masks is no mask.
+                case ast.Attribute(value=base, attr=name) if name.endswith("_mask") and not name.startswith("_prepare"):
                     model = file.holds(base, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
                     is_self = isinstance(base, ast.Name) and file.holds(base, Kind.OWN) is not None
                     if model is not None and not is_self:

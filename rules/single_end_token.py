@@ -37,6 +37,13 @@ class SingleEndToken(Rule):
             def close(ids, tokenizer):
                 return ids + [tokenizer.eos_token_id]
         """),
+        Good("""
+            import torch
+
+            def close(ids, tokenizer, device):
+                end = torch.tensor([tokenizer.eos_token_id], device=device).unsqueeze(0)
+                return torch.cat((ids, end), dim=-1)
+        """),
         Bad(
             """
             from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -73,6 +80,8 @@ class SingleEndToken(Rule):
         above = file.parent(node)
         if not isinstance(above, ast.keyword | ast.Assign | ast.AnnAssign | ast.Call | ast.arguments):
             return
+        if isinstance(above, ast.Call) and _is_joined(above, file):
+            return
         because = file.holds(tokenizer, Kind.TOKENIZER)
         if because is None:
             if "tokenizer" not in file.text(tokenizer).lower():
@@ -80,6 +89,19 @@ class SingleEndToken(Rule):
             fact = f"{file.source.path}:{node.lineno}: `{file.text(tokenizer)}` is named like a tokenizer"
             because = Value(Kind.TOKENIZER, fact, Confidence.LIKELY, (fact,))
         yield self.report(file, node, because, fix=_fix(node, tokenizer, file))
+
+
+def _is_joined(tensor: ast.expr, file: FileFacts) -> bool:
+    """Whether a tensor, or the name that it gets, is put beside others: it is text then."""
+    statement = file.statement(tensor)
+    names = {ast.dump(target).replace("Store", "Load") for target in getattr(statement, "targets", ())}
+    for call in file.file.calls:
+        match call.func:
+            case ast.Attribute(attr="cat" | "concat" | "concatenate" | "hstack"):
+                parts = {part for arg in call.args for part in ast.walk(arg)}
+                if tensor in parts or any(ast.dump(part) in names for part in parts):
+                    return True
+    return False
 
 
 def _fix(node: ast.AST, tokenizer: ast.expr, file: FileFacts) -> Fix | str:

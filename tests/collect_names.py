@@ -31,7 +31,10 @@ def collect(pattern: str = "**/*.py") -> dict[str, str]:
         if parts[-1] == "__init__":
             module = ".".join(parts[:-1])
             try:
-                names = set(dir(importlib.import_module(module)))
+                package = importlib.import_module(module)
+                names = set(dir(package))
+                # What a package serves on demand stands in it as text only.
+                names |= {text for text in _texts(path) if "__getattr__" in vars(package) and hasattr(package, text)}
             except ImportError:
                 names = {"*"}
         else:
@@ -47,6 +50,13 @@ def collect(pattern: str = "**/*.py") -> dict[str, str]:
         if name.islower() and module not in found and importlib.util.find_spec(module) is not None:
             found[module] = "*"
     return found
+
+
+def _texts(path: Path) -> set[str]:
+    """Strings in a file that could be names."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str) and value.isidentifier()}
 
 
 def _bound(tree: ast.Module) -> set[str]:

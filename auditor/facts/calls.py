@@ -72,6 +72,9 @@ def _called(flow: Flow, value: Value, call: ast.Call, scope: Scope) -> list[Valu
     match value.kind:
         case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
             return [made(Kind.OUTPUT, call, scope.file, "the model's output", value)]
+        case Kind.LAYER if call.args and all(isinstance(arg, ast.Starred) for arg in call.args):
+            # A module put around a layer hands on what it is given.
+            return [made(Kind.LAYER_OUTPUT, call, scope.file, "the layer's output", value)]
         case Kind.FUNCTION | Kind.METHOD if isinstance(target, Function):
             _pass(flow, call, scope, target, skip=int(value.kind is Kind.METHOD))
             return flow.read(("return", target, None))
@@ -124,10 +127,7 @@ def _library_call(flow: Flow, name: str, call: ast.Call, scope: Scope) -> list[V
         if not call.args:
             return []
         models = evaluate(flow, call.args[0], scope)
-        compiled = [replace(value, kind=Kind.COMPILED) for value in models if value.kind is Kind.MODEL]
-        if not models and isinstance(call.args[0], ast.Name) and library.MODEL_NAMES.match(call.args[0].id):
-            compiled = [made(Kind.COMPILED, call, scope.file, "a model is compiled")]
-        return models + compiled
+        return models + [replace(value, kind=Kind.COMPILED) for value in models if value.kind is Kind.MODEL]
     if name in library.TRANSPARENT_CALLS:
         position = 1 if name == "typing.cast" else 0
         return evaluate(flow, call.args[position], scope) if len(call.args) > position else []
@@ -145,7 +145,7 @@ def _library_call(flow: Flow, name: str, call: ast.Call, scope: Scope) -> list[V
         return [made(kind, call, scope.file, f"`{last}` of the runtime")] if kind else []
     if kind := library.instance_kind(name):
         return [made(kind, call, scope.file, f"`{last}` makes a {kind.value}")]
-    kind = library.instance_kind(owner)
+    kind = Kind.CONFIG if library.FAMILY_CONFIG.match(owner) else library.instance_kind(owner)
     if kind is Kind.CACHE or (kind is not None and last in library.MAKERS):
         trusts_code = any(keyword.arg == "trust_remote_code" for keyword in call.keywords)
         if not (kind is Kind.BACKBONE and trusts_code):

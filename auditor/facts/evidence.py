@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
+from ddaudit.auditor.facts.expressions import unpacks_pair
 from ddaudit.auditor.facts.scopes import File, Scope, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
@@ -24,6 +25,7 @@ def add_evidence(flow: Flow) -> None:
     for stage in (
         _passed_as_configs,
         _called_as_models,
+        _compiled_models,
         _passed_as_caches,
         _walked_as_models,
         _used_as_caches,
@@ -80,6 +82,18 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
             fact += f" and `.{'`, `.'.join(sorted(read))}` of the result is read"
         confidence = Confidence.PROVEN if sure else Confidence.LIKELY
         yield variable, _value(Kind.MODEL, callee, file, confidence, fact)
+
+
+def _compiled_models(file: File, flow: Flow) -> Iterator[Seed]:
+    """Given to `torch.compile`, unknown otherwise, and named a model."""
+    for node in file.calls:
+        match node:
+            case ast.Call(args=[ast.Name(id=name) as given, *_]) if library.MODEL_NAMES.match(name):
+                scope = file.scopes[node]
+                called = {value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY}
+                if "torch.compile" in called and not flow.values(given, scope):
+                    fact = "a model is compiled"
+                    yield ("call", node, None), _value(Kind.COMPILED, node, file, Confidence.PROVEN, fact)
 
 
 def _fields_read(file: File) -> dict[tuple[Scope, str], set[str]]:
@@ -177,28 +191,21 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Asked what only a cache is asked, or named and taken apart like one."""
     if file.is_lookalike:
         return
+    others = _names_of_other_stores(file, flow.own_cache_members)
     for node in file.of(ast.Attribute, ast.Subscript, ast.For, ast.comprehension):
+        names, attr = library.CACHE_NAMES, ""
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
-                pass
+                if attr in flow.own_cache_attributes:
+                    names, attr = library.PAST_NAMES, ""
             case ast.Subscript(value=ast.Subscript(value=base)):
-                attr = ""
-            case ast.Attribute(value=ast.Subscript(value=base), attr="shape" | "size"):
-                attr = ""
-            case ast.For(iter=base, target=ast.Tuple()) | ast.comprehension(iter=base, target=ast.Tuple()):
-                attr = ""
-                match node:
-                    case (
-                        ast.For(
-                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
-                            target=ast.Tuple(elts=[_, each]),
-                        )
-                        | ast.comprehension(
-                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
-                            target=ast.Tuple(elts=[_, each]),
-                        )
-                    ) if isinstance(each, ast.Tuple) or "past" in ast.unparse(inner):
-                        base = inner
+                pass
+            case ast.Subscript(value=base) | ast.Attribute(value=ast.Subscript(value=base), attr="shape" | "size"):
+                names = library.PAST_NAMES
+            case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
+                if (taken := _taken_apart(node, iterable, file)) is None:
+                    continue
+                base = taken
             case _:
                 continue
         scope = file.scopes[node]
@@ -206,12 +213,40 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
         if variable is None or flow.held(variable):
             continue
         name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
-        if library.CACHE_NAMES.match(name):
+        if name in others:
+            continue
+        if names.match(name):
             fact = f"`{name}` is named and used like a cache"
             yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
         elif attr in library.CACHE_PATHS:
             fact = f"`{name}.{attr}` is a cache's"
             yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
+
+
+def _taken_apart(loop: ast.AST, iterable: ast.expr, file: File) -> ast.expr | None:
+    """What a loop goes over, if what it gives is taken for a pair."""
+    target = loop.target if isinstance(loop, ast.For | ast.comprehension) else None
+    match iterable, target:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, each]):
+            return inner if unpacks_pair(each, loop, file) or "past" in ast.unparse(inner) else iterable
+    return iterable if unpacks_pair(target, loop, file) else None
+
+
+def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
+    """Names that are indexed with strings, or whose elements have what only the repository's own caches have."""
+    found = set()
+    for node in file.of(ast.Subscript, ast.Attribute):
+        match node:
+            case ast.Subscript(value=base, slice=ast.Constant(value=str()) | ast.JoinedStr()):
+                pass
+            case ast.Attribute(value=ast.Subscript(value=base), attr=attr) if attr in own_members:
+                base = base.value if isinstance(base, ast.Subscript) else base
+            case ast.Attribute(value=base, attr="items") if isinstance(file.parents.get(node), ast.Call):
+                pass
+            case _:
+                continue
+        found.add(base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else "")
+    return found
 
 
 def _named_models(file: File, flow: Flow) -> Iterator[Seed]:

@@ -94,6 +94,9 @@ def attribute(flow: Flow, value: Value, attr: str) -> list[Value]:
             return _model_attribute(value, attr)
         case Kind.LAYER if attr in library.ATTENTION_NAMES:
             return [replace(value, kind=Kind.ATTENTION)]
+        case Kind.LAYER if attr == "output":
+            # What a tracer such as nnsight gives for it.
+            return [replace(value, kind=Kind.LAYER_OUTPUT)]
         case Kind.COMPILED if attr == "_orig_mod":
             return [replace(value, kind=Kind.MODEL)]
         case Kind.EMBEDDING if attr == "weight":
@@ -170,6 +173,8 @@ def _subscript(flow: Flow, base: ast.expr, key: ast.expr, scope: Scope, node: as
         }.get(value.kind)  # fmt: skip
         if element is not None:
             found.append(value if isinstance(key, ast.Slice) else replace(value, kind=element))
+        elif value.kind is Kind.OUTPUT and isinstance(key, ast.Constant) and isinstance(key.value, str):
+            found += attribute(flow, value, key.value)
         elif value.kind is Kind.TREE_MASK and all(isinstance(item, ast.Slice) for item in keys):
             found.append(value)
     return found
@@ -193,6 +198,22 @@ def item(flow: Flow, expr: ast.expr, i: int, scope: Scope) -> list[Value]:
         case ast.IfExp(body=left, orelse=right):
             return item(flow, left, i, scope) + item(flow, right, i, scope)
     return _elements(evaluate(flow, expr, scope))
+
+
+def unpacks_pair(each: ast.expr | None, loop: ast.AST, file: File) -> bool:
+    """Whether a loop takes each thing for a pair: `for k, v in …`, `k, v = each`, `each[0]`."""
+    if isinstance(each, ast.Tuple):
+        return True
+    body = loop if isinstance(loop, ast.For) else file.parents.get(loop)
+    if not isinstance(each, ast.Name) or body is None:
+        return False
+    for part in ast.walk(body):
+        match part:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=0 | 1)) if name == each.id:
+                return True
+            case ast.Assign(targets=[ast.Tuple(elts=[_, _])], value=ast.Name(id=name)) if name == each.id:
+                return True
+    return False
 
 
 def iterate(flow: Flow, expr: ast.expr, scope: Scope) -> list[Value]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict, deque
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from ddaudit.auditor.facts import library
@@ -94,6 +95,24 @@ class Flow:
     def is_set_anywhere(self, attr: str) -> bool:
         """Whether the repository gives the attribute to an object of another's class."""
         return any(attr in file.attributes_set for file in self.files.values())
+
+    @cached_property
+    def own_cache_members(self) -> frozenset[str]:
+        """Attributes and methods of the repository's classes that are called caches."""
+        methods = {name for owner in self._own_caches for name in owner.methods}
+        return self.own_cache_attributes | methods
+
+    @cached_property
+    def own_cache_attributes(self) -> frozenset[str]:
+        """What the repository's classes that are called caches set themselves."""
+        owners = self._own_caches
+        methods = {name for owner in owners for name in owner.methods}
+        fields = {str(key[2]) for key in self.sources if key[0] == "attribute" and key[1] in owners}
+        return frozenset(fields - methods)
+
+    @cached_property
+    def _own_caches(self) -> set[Class]:
+        return {owner for file in self.files.values() for owner in file.classes if "cache" in owner.node.name.lower()}
 
     def solve(self) -> None:
         while self._queue:

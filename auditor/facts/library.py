@@ -23,6 +23,8 @@ INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"DecoderLayer$"), Kind.LAYER),
     (re.compile(r"Model$"), Kind.BACKBONE),
 )
+# Loaded from a checkpoint it is the target's; as an annotation it can be a drafter's own.
+FAMILY_CONFIG = re.compile(r"^transformers\.(\w+\.)*[A-Z]\w*Config$")
 MAKERS = frozenset({"from_pretrained", "from_config", "_from_config"})
 
 MODULE_BASE = re.compile(r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*PreTrainedModel$)|(\.Module$)")
@@ -81,9 +83,13 @@ MODEL_NAMES = re.compile(
     r"(model|lm|llm|target|vlm|verifier|base)(_(model|lm|hf))*$",
     re.IGNORECASE,
 )
+# Not the stacks of tensors inside one, nor the cache of a head that the repository itself adds.
 CACHE_NAMES = re.compile(
-    r"^_*(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
+    r"^_*(?!(\w+_)?(k|v|keys?|values?)_caches?$|(adapter|medusa|hydra|eagle|ea)_)"
+    r"(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
 )
+# Names that one index says enough about.
+PAST_NAMES = re.compile(r"^_*((target|draft|base|model)_)?(past_key_values?|past_kv|layer_past|pkv)(_(target|draft))?$")
 OUTPUT_NAMES = re.compile(r"^(\w+_)?(out|outs|output|outputs)(_\w+)?$")
 CACHE_PATHS = frozenset({"get_seq_length", "key_cache", "value_cache", "to_legacy_cache", "get_usable_length"}) | {
     "seen_tokens", "get_max_cache_shape", "get_max_length", "get_mask_sizes", "is_croppable", "reorder_cache",
@@ -116,6 +122,8 @@ def instance_kind(qualified_name: str) -> Kind | None:
     name = qualified_name.rpartition(".")[2]
     if package == "torch":
         return Kind.TENSOR if name.endswith("Tensor") else None
+    if qualified_name == "nnsight.LanguageModel":
+        return Kind.MODEL
     if package not in ("transformers", "peft") or not rest or not name[:1].isupper():
         return None
     if name in ("AutoModel", "AutoConfig", "AutoTokenizer", "AutoProcessor") or name.startswith("AutoModelFor"):

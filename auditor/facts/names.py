@@ -34,7 +34,7 @@ def has_module(module: str) -> bool:
 
 def has_name(module: str, name: str) -> bool:
     """Whether `from module import name` works."""
-    if name.endswith("Fast") or module.endswith("_fast"):
+    if name.endswith("Fast") or module.endswith("_fast") or name.startswith("__"):
         return True
     names = _modules().get(module)
     return names is not None and (name in names or "*" in names or f"{module}.{name}" in _modules())

@@ -22,6 +22,7 @@ def install(flow: Flow, target: ast.Attribute, expr: ast.expr, scope: Scope) -> 
     """`module.forward = function`: the function's `self` is the module."""
     classes = [value.origin for value in evaluate(flow, target.value, scope) if value.kind is Kind.LIBRARY]
     model = next((name for name in classes if name.startswith("transformers.") and library.is_model_class(name)), None)
+    model = model or next((name for name in classes if library.instance_kind(name) is Kind.CACHE), None)
     if target.attr != "forward" and model is None:
         return
     for function in functions(flow, expr, scope):
@@ -43,6 +44,9 @@ def functions(flow: Flow, expr: ast.expr, scope: Scope) -> Iterator[Function]:
             if {value.origin for value in evaluate(flow, func, scope)} & {"types.MethodType", "functools.partial"}:
                 yield from functions(flow, inner, scope)
                 return
+        case ast.Call(func=ast.Attribute(value=inner, attr="__get__")):
+            yield from functions(flow, inner, scope)
+            return
     for value in evaluate(flow, expr, scope):
         function = flow.definitions.get(value.origin)
         if value.kind in (Kind.FUNCTION, Kind.METHOD) and isinstance(function, Function):
