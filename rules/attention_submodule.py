@@ -93,7 +93,9 @@ class AttentionSubmodule(Rule):
         match node:
             case ast.Attribute(value=base, attr=name) if name in ATTENTION_NAMES:
                 layer = file.holds(base, Kind.LAYER)
-                if layer is not None and not file.is_set_by_own_class(node) and not _is_asked_for(name, node, file):
+                if layer is None or file.is_set_by_own_class(node) or file.is_patched_self(base):
+                    return
+                if not _is_asked_for(name, node, file):
                     claim = Claim(Ask.LAYER_PART, name)
                     yield self.report(file, node, layer, fix=REASON, claim=claim, name=name)
             case ast.Compare(left=left, comparators=[right]):

@@ -12,10 +12,10 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.facts.scopes import Class
 from ddaudit.auditor.facts.values import Kind, Value
-from ddaudit.auditor.finding import Applicability, Confidence, Edit, Fix, Severity
+from ddaudit.auditor.finding import Applicability, Edit, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.rules._loaders import LOADERS, loader, unpacked_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
-LOADERS = (".from_pretrained", ".from_config", ".pipeline")
 OLD_RELEASES = "the new name does not exist in old releases"
 NEEDS_NEW = "the new name does not exist before Transformers 5.24"
 
@@ -122,20 +121,11 @@ class DeprecatedKeyword(Rule):
             )  # fmt: skip
 
     def _option(self, options: ast.Name, key: ast.Constant, file: FileFacts) -> Iterator[Finding]:
-        """A key of a dict that is unpacked into a loader of Transformers."""
-        home = file.scope(options).find(options.id)
-        for call in file.file.calls:
-            for keyword in call.keywords:
-                match keyword:
-                    case ast.keyword(arg=None, value=ast.Name(id=name)) if name == options.id:
-                        called = _loader(call, file) if file.scope(call).find(name) is home else None
-                        if called is not None and called.origin.endswith(LOADERS):
-                            text = file.text(key).replace("torch_dtype", "dtype")
-                            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, OLD_RELEASES)
-                            yield self.report(
-                                file, key, called, fix=fix, old='"torch_dtype"', new='"dtype"', until=" since 4.56"
-                            )
-                            return
+        called = unpacked_into(options, file)
+        if called is not None and called.origin.endswith(LOADERS):
+            text = file.text(key).replace("torch_dtype", "dtype")
+            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, OLD_RELEASES)
+            yield self.report(file, key, called, fix=fix, old='"torch_dtype"', new='"dtype"', until=" since 4.56")
 
     def _keywords(self, node: ast.Call, file: FileFacts) -> Iterator[Finding]:
         for keyword in node.keywords:
@@ -168,7 +158,7 @@ class DeprecatedKeyword(Rule):
         )
 
     def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
-        called = _loader(call, file)
+        called = loader(call, file)
         if called is None:
             return
         if keyword.arg == "tokenizer":
@@ -181,25 +171,6 @@ class DeprecatedKeyword(Rule):
             yield self.report(file, keyword, called, fix=fix, old="torch_dtype=", new="dtype=", until=" since 4.56")
 
 
-def _loader(call: ast.Call, file: FileFacts) -> Value | None:
-    """What is called, if it is Transformers' own or a class of the repository that passes the argument on to it."""
-    for value in file.values(call.func):
-        if value.kind is Kind.LIBRARY and value.origin.startswith("transformers."):
-            return value
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    for value in file.values(owner):
-        target = file.definition(value)
-        if value.kind is Kind.OWN_CLASS and isinstance(target, Class):
-            if isinstance(call.func, ast.Attribute) and (passed := _passes_on(target, call.func.attr, file)):
-                return passed
-            for base in file.facts.flow.bases(target):
-                if isinstance(base, str) and base.startswith("transformers."):
-                    made = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-                    fact = f"{file.source.path}:{call.lineno}: `{target.node.name}` subclasses `{base}`"
-                    return Value(Kind.LIBRARY, f"{base}.{made}".rstrip("."), Confidence.LIKELY, (fact,))
-    return None
-
-
 def _rename(node: ast.AST, start: int, old: str, new: str) -> Fix:
     return Fix((Edit(start, start + len(old), new),), Applicability.UNSAFE, OLD_RELEASES)
 
@@ -209,17 +180,4 @@ def _output_as_dict(record: ast.expr, file: FileFacts) -> Value | None:
     match file.made_from(record):
         case ast.Call(func=ast.Name(id="dict"), args=[output]):
             return file.holds(output, Kind.OUTPUT)
-    return None
-
-
-def _passes_on(owner: Class, name: str, file: FileFacts) -> Value | None:
-    """The loader of Transformers to which a class method hands its `**kwargs`."""
-    method = file.facts.flow.method(owner, name)
-    args = method.node.args if method is not None else None
-    for call in ast.walk(method.node) if method is not None and args is not None and args.kwarg is not None else ():
-        match call:
-            case ast.Call(func=ast.Attribute(attr="from_pretrained" | "from_config"), keywords=keywords):
-                if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == "kwargs" for k in keywords):
-                    fact = f"{file.source.path}: `{owner.node.name}.{name}` hands its keywords on to `{name}`"
-                    return Value(Kind.LIBRARY, f"{owner.node.name}.{name}", Confidence.LIKELY, (fact,))
     return None

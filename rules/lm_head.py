@@ -35,6 +35,9 @@ TIE_FLAG = (
 )
 
 
+HEAD_SETTING = re.compile(r"(^|_)(lm_)?head_(module|name|path|tmp)$")
+
+
 class LmHead(Rule):
     code = "DDA202"
     kind = "lm-head"
@@ -107,7 +110,7 @@ class LmHead(Rule):
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in HEAD_NAMES:
                 model = file.holds(base, Kind.MODEL, Kind.BACKBONE)
-                if model is not None and not file.is_set_by_own_class(node):
+                if model is not None and not file.is_set_by_own_class(node) and not file.is_patched_self(base):
                     yield self.report(
                         file, node, model, fix=_fix(node, file), claim=_claim(node, file), path=file.text(node)
                     )
@@ -120,6 +123,9 @@ class LmHead(Rule):
                 yield from self._input_matrix(node, right, file)
             case ast.Call(func=ast.Attribute(attr="linear" | "matmul"), args=[_, right, *_]):
                 yield from self._input_matrix(node, right, file)
+            # `hasattr`, and `getattr` with a default, ask whether it has that name.
+            case ast.Call(func=ast.Name(id="hasattr")) | ast.Call(func=ast.Name(id="getattr"), args=[_, _, _]):
+                return
             case ast.Call(args=[given, name, *_]) if _names_head(name):
                 if (model := file.holds(given, Kind.MODEL, Kind.BACKBONE)) is not None:
                     yield self.report(file, name, model, fix="the function finds it by name", path=file.text(name))
@@ -155,8 +161,10 @@ def _product(head: ast.Attribute, file: FileFacts) -> ast.BinOp | None:
 
 
 def _names_head(name: ast.expr) -> bool:
-    """A string that names the head, or is made from a name for it."""
+    """A string that names the head, or is made from a name for it, or a name for such a string."""
     match name:
+        case ast.Name(id=text) | ast.Attribute(attr=text):
+            return HEAD_SETTING.search(text) is not None
         case ast.Constant(value=str(text)):
             return text.partition(".")[0] in HEAD_NAMES
         case ast.JoinedStr(values=parts):

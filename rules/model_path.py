@@ -139,6 +139,8 @@ class ModelPath(Rule):
         is_chosen = isinstance(made, ast.IfExp) and _tests_path(made.test)
         if is_chosen or file.is_under(node, _tests_path) or _is_own_wrapper(node.value, file):
             return
+        if file.is_patched_self(node.value) or file.is_built_by_own_class(node.value):
+            return
         root, path = _split(node)
         if _is_peft_wrapper(node, path):
             return

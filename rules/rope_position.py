@@ -138,7 +138,8 @@ class RopePosition(Rule):
             case ast.Attribute(value=base, attr=name) if "rotary" in name and isinstance(node.ctx, ast.Load):
                 yield from self._member(node, base, name, file)
             case ast.Call(func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), _]):
-                if name in FIELDS - {"rope_scaling"} and (config := _config(base, file)) is not None:
+                config = _config(base, file) if name in FIELDS - {"rope_scaling"} else None
+                if config is not None and not _reads_parameters(node, file):
                     yield self.report(
                         file, node, config, severity=Severity.SILENT, message=DEFAULT, fix=REASON, name=name
                     )
@@ -170,6 +171,12 @@ class RopePosition(Rule):
 def _config(base: ast.expr, file: FileFacts) -> Value | None:
     """The Transformers config that `base` is, unless the repository's own module is built from it."""
     return None if file.is_own_config(base) else file.holds(base, Kind.CONFIG, Kind.TEXT_CONFIG)
+
+
+def _reads_parameters(node: ast.AST, file: FileFacts) -> bool:
+    """Whether the same function also reads where the field is now, and this is for old releases."""
+    function = file.function(node)
+    return function is not None and "rope_parameters" in file.text(function.node)
 
 
 def _write(node: ast.Attribute, base: ast.expr, file: FileFacts) -> Fix | str:

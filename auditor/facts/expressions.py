@@ -149,7 +149,8 @@ def _own_attribute(flow: Flow, value: Value, attr: str) -> list[Value]:
             return flow.read(("return", method, None))
         bound = value.kind is Kind.OWN or "classmethod" in method.decorators
         kind = Kind.METHOD if bound and method.takes_self else Kind.FUNCTION
-        return [flow.defined(kind, method, method.node, method.scope.file)]
+        methods = [method, *flow.overrides(owner, attr)] if method.is_abstract else [method]
+        return [flow.defined(kind, item, item.node, item.scope.file) for item in methods]
     found = flow.read(("attribute", owner, attr))
     for base in flow.bases(owner):
         if isinstance(base, Class):

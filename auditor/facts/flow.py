@@ -53,10 +53,15 @@ class Flow:
         self.modules = Modules(files)
         self._mixed: dict[str, list[Class]] = defaultdict(list)
         """Classes with several bases, by the last name of each."""
+        self._subclasses: dict[str, list[Class]] = defaultdict(list)
+        """Classes by the last name of each of their bases."""
         for file in files.values():
             for owner in file.classes:
-                for base in owner.node.bases if len(owner.node.bases) > 1 else ():
-                    self._mixed[base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")].append(owner)
+                for base in owner.node.bases:
+                    name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+                    self._subclasses[name].append(owner)
+                    if len(owner.node.bases) > 1:
+                        self._mixed[name].append(owner)
         for file in files.values():
             for variable, source in file.sources:
                 self.sources[variable].append(source)
@@ -162,14 +167,27 @@ class Flow:
                 return candidate.methods[name]
         return None
 
+    def overrides(self, owner: Class, name: str) -> Iterator[Function]:
+        """Methods of this name in direct subclasses, which an abstract one stands for."""
+        for subclass in self._subclasses[owner.node.name][:MAX_MIXED]:
+            if name in subclass.methods and owner in self.bases(subclass):
+                yield subclass.methods[name]
+
     def is_family_model(self, owner: Class) -> bool:
-        """A causal language model of the repository, by its own name or that of a base."""
+        """A causal language model of the repository, by its own name or that of a base.
+
+        A plain module that is given a model only wraps it.
+        """
         bases = tuple(self.bases(owner))
         names = [base.node.name if isinstance(base, Class) else base for base in (owner, *bases)]
-        return any(
-            isinstance(base, str) and (library.MODULE_BASE.search(base) or library.is_stock_class(base))
-            for base in bases
-        ) and any(library.is_language_model(name) for name in names)
+        if library.DRAFTER.search(owner.node.name) or not any(library.is_language_model(name) for name in names):
+            return False
+        libraries = [base for base in bases if isinstance(base, str)]
+        if any(library.is_stock_class(base) or base.endswith("PreTrainedModel") for base in libraries):
+            return True
+        init = self.method(owner, "__init__")
+        wraps = init is not None and any(library.MODEL_NAMES.match(name) for name in init.positional)
+        return not wraps and any(library.MODULE_BASE.search(base) for base in libraries)
 
     def _mixed_into(self, owner: Class) -> Class | None:
         """The causal language model of the repository that a class which is none is a part of."""
@@ -264,7 +282,8 @@ class Flow:
             if not isinstance(base, str):
                 continue
             evidence = (fact_at(owner.node, owner.outer.file, f"`{owner.node.name}` subclasses `{base}`"),)
-            if library.is_stock_class(base) and (kind := library.instance_kind(base)) is not None:
+            is_factory = base.rpartition(".")[2].startswith("Auto")
+            if library.is_stock_class(base) and not is_factory and (kind := library.instance_kind(base)) is not None:
                 found.append(Value(kind, value.origin, evidence=evidence))
             elif library.ATTENTION_CLASS.match(base):
                 found.append(Value(Kind.ATTENTION, base, evidence=evidence))

@@ -27,7 +27,11 @@ INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
 FAMILY_CONFIG = re.compile(r"^transformers\.(\w+\.)*[A-Z]\w*Config$")
 MAKERS = frozenset({"from_pretrained", "from_config", "_from_config"})
 
-MODULE_BASE = re.compile(r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*PreTrainedModel$)|(\.Module$)")
+DRAFTER = re.compile(r"draft|eagle|assistant", re.IGNORECASE)
+MODULE_BASE = re.compile(
+    r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*(PreTrainedModel|Layer|Attention|MLP|Norm|Embedding)$)"
+    r"|(\.Module$)"
+)
 
 # Methods that return the object they are called on.
 CHAINABLE = frozenset(
@@ -137,10 +141,12 @@ def instance_kind(qualified_name: str) -> Kind | None:
 
 
 def is_language_model(name: str) -> bool:
-    """A class name of a model with a head, and not that of an abstract base."""
+    """A class name of a model with a head, and not that of an abstract base, a factory or a drafter."""
     last = name.rpartition(".")[2]
-    other = last.startswith(("Bert", "Peft")) or last.endswith(("PreTrainedModel", "GenerationMixin"))
-    return MODEL_CLASS.search(last) is not None and not other
+    other = last.startswith(("Bert", "Peft", "Auto")) or last.endswith(("PreTrainedModel", "GenerationMixin"))
+    # `LlamaForCausalLM_KIVI` is one as well.
+    stem = re.sub(r"(?<=LM|on|xt)_\w+$", "", last)
+    return MODEL_CLASS.search(stem) is not None and not other and not DRAFTER.search(last)
 
 
 def is_model_class(name: str) -> bool:

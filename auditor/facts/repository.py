@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Span
     from ddaudit.auditor.sources.source import SourceFile
 
+COPIES = frozenset({"copy", "deepcopy"})
 LEGACY_ATTRIBUTES = frozenset({"key_cache", "value_cache", "to_legacy_cache", "seen_tokens", "_seen_tokens"})
 
 
@@ -156,14 +157,39 @@ class FileFacts:
 
     def is_set_by_own_class(self, node: ast.Attribute) -> bool:
         """Whether the class of `self` sets the attribute itself."""
-        if not isinstance(node.value, ast.Name) or self.holds(node.value, Kind.OWN) is None:
-            return False
-        function = self.function(node)
-        return (
-            function is not None
-            and function.self_name == node.value.id
-            and any(value.kind in (Kind.OTHER, Kind.OWN) for value in self.values(node))
+        owner = self._class_of_self(node.value)
+        return owner is not None and (
+            any(value.kind in (Kind.OTHER, Kind.OWN) for value in self.values(node))
+            or self.facts.flow.owner_of(owner, node.attr) is not None
         )
+
+    def is_built_by_own_class(self, node: ast.expr) -> bool:
+        """Whether this is a part that a module of the repository makes for itself: `self.body = GPT2Model(config)`."""
+        owner = self._class_of_self(node.value) if isinstance(node, ast.Attribute) else None
+        if owner is None or not isinstance(node, ast.Attribute) or not self.facts.flow.is_module_class(owner):
+            return False
+        sources = self.facts.flow.sources.get(("attribute", owner, node.attr), ())
+        makers = [source.expr.func for source in sources if isinstance(source.expr, ast.Call)]
+        return bool(makers) and all(
+            any(library.is_stock_class(value.origin) for value in self.values(maker)) for maker in makers
+        )
+
+    def is_patched_self(self, node: ast.expr) -> bool:
+        """Whether this is `self` in a function that takes the place of a method of one family's class.
+
+        What such a function reads there is what the method that it copies reads.
+        """
+        function = self.function(node)
+        if function is None or function.owner is not None or not isinstance(node, ast.Name) or node.id != "self":
+            return False
+        return any(value.kind is Kind.LAYER or _is_family(value.origin) for value in self.values(node))
+
+    def _class_of_self(self, node: ast.expr) -> Class | None:
+        """The class in one of whose methods `node` is the instance."""
+        function = self.function(node)
+        if function is None or not isinstance(node, ast.Name) or function.self_name != node.id:
+            return None
+        return function.owner if self.holds(node, Kind.OWN) is not None else None
 
     def qualified_names(self, node: ast.AST) -> set[str]:
         """Names of other packages that this expression can mean."""
@@ -248,9 +274,14 @@ class FileFacts:
 
     def is_own_config(self, base: ast.expr) -> bool:
         """Whether this is the config that a module of the repository is given to build itself from."""
+        if isinstance(base, ast.Attribute) and base.attr == "config" and self.is_patched_self(base.value):
+            return True
         owner = next((self.scope(above).owner for above in self.ancestors(base) if self.scope(above).is_class), None)
         if owner is None or not self.facts.flow.is_model_part(owner):
             return False
+        match self.made_from(base):
+            case ast.Call(func=ast.Name(id=made) | ast.Attribute(attr=made), args=[copied]) if made in COPIES:
+                return self.is_own_config(copied)
         match base:
             case ast.Name(id=name):
                 home = self.scope(base).find(name)
@@ -358,6 +389,11 @@ class FileFacts:
                 parts.add(node.test)
                 parts.update(runs if isinstance(runs, list) else [runs])
         return parts
+
+
+def _is_family(name: str) -> bool:
+    """A class of one family, and none that all families have for a base."""
+    return library.is_stock_class(name) and not name.rpartition(".")[2].startswith("Auto")
 
 
 def _stands_alone(text: str) -> bool:

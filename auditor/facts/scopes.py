@@ -82,6 +82,15 @@ class Function:
         return self.owner is not None and "staticmethod" not in self.decorators
 
     @property
+    def is_abstract(self) -> bool:
+        """Nothing but a docstring, `pass`, `...` or `raise`: what it does stands in subclasses."""
+        body = [] if isinstance(self.node, ast.Lambda) else self.node.body
+        texts = (item.value for item in body if isinstance(item, ast.Expr))
+        return all(isinstance(item, ast.Pass | ast.Raise | ast.Expr) for item in body) and all(
+            isinstance(text, ast.Constant) for text in texts
+        )
+
+    @property
     def self_name(self) -> str:
         return self.positional[0] if self.takes_self and self.positional else ""
 
