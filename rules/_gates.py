@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.repository import FileFacts
 
 LOGGING = frozenset({"print", "warn", "warning", "info", "debug", "error", "warning_once", "print_rank0"})
+FAMILY_CLASS = re.compile(r"^(?!Auto)[A-Z]\w*(ForCausalLM|ForConditionalGeneration|LMHeadModel)\w*$")
 EXITS = frozenset({"exit", "quit", "_exit"})
 
 
@@ -20,6 +22,7 @@ class Outcome(Enum):
 
     REFUSED = "an error is raised"
     PASSED_OVER = "nothing is done for them"
+    MISTAKEN = "they are taken for another family"
     SERVED = "other code serves them"
     UNKNOWN = "the test's result goes elsewhere"
 
@@ -68,7 +71,9 @@ def _where_false(node: ast.If, negated: bool, file: FileFacts) -> Outcome:
     if last.orelse:
         if refuses(last.orelse):
             return Outcome.REFUSED
-        return Outcome.PASSED_OVER if all(map(_does_nothing, last.orelse)) else Outcome.SERVED
+        if all(map(_does_nothing, last.orelse)):
+            return Outcome.PASSED_OVER
+        return Outcome.MISTAKEN if any(map(_names_family, last.orelse)) else Outcome.SERVED
     head = node
     while isinstance(above := file.parent(head), ast.If) and above.orelse == [head]:
         head = above
@@ -79,6 +84,14 @@ def _where_false(node: ast.If, negated: bool, file: FileFacts) -> Outcome:
     if after and isinstance(node.body[-1], ast.Return):
         return Outcome.REFUSED if refuses(after) else Outcome.SERVED
     return Outcome.PASSED_OVER
+
+
+def _names_family(statement: ast.stmt) -> bool:
+    """Whether a class of one family is called."""
+    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    parts = (part for call in calls for part in ast.walk(call))
+    names = (part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in parts)
+    return any(FAMILY_CLASS.match(name) is not None for name in names)
 
 
 def _does_nothing(statement: ast.stmt) -> bool:

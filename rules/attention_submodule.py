@@ -16,6 +16,7 @@ from ddaudit.auditor.facts.library import ATTENTION_NAMES, MODEL_NAMES
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.rules._paths import written_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ class AttentionSubmodule(Rule):
     kind = "attn-submodule"
     severity = Severity.ERROR
     message = 'linear-attention layers of hybrid models have no `{name}`; test `hasattr(layer, "{name}")` first'
-    nodes = (ast.Attribute, ast.Compare, ast.Call)
+    nodes = (ast.Attribute, ast.Compare, ast.Call, ast.JoinedStr)
     markers = ("attn", "attention", "_proj", "query_key_value")
     EXAMPLES = (
         Good("""
@@ -69,6 +70,10 @@ class AttentionSubmodule(Rule):
             from peft import LoraConfig
 
             config = LoraConfig(target_modules=["q_proj", "v_proj", "in_proj_qkv", "out_proj"])
+        """),
+        Bad("""
+            def heads(layers):
+                return [f"model.layers.{i}.self_attn.o_proj" for i in layers]
         """),
         Bad("""
             from transformers import PreTrainedModel
@@ -98,6 +103,12 @@ class AttentionSubmodule(Rule):
                 if not _is_asked_for(name, node, file):
                     claim = Claim(Ask.LAYER_PART, name)
                     yield self.report(file, node, layer, fix=REASON, claim=claim, name=name)
+            case ast.JoinedStr() | ast.Call(func=ast.Attribute(attr="format")):
+                path = written_path(node, file)
+                for part in ATTENTION_NAMES & set((path or "").split(".")):
+                    fact = f"{file.source.path}:{file.lineno(node)}: `{path}` is written like a layer's path"
+                    because = Value(Kind.LAYER, fact, Confidence.LIKELY, (fact,))
+                    yield self.report(file, node, because, fix=REASON, name=part)
             case ast.Compare(left=left, comparators=[right]):
                 yield from self._by_name(node, [left, right], file)
             case ast.Call(func=ast.Attribute(value=name, attr="endswith" | "startswith"), args=[literal]):

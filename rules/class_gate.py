@@ -35,7 +35,11 @@ FAMILY_CLASS = re.compile(
 CLASS_NAME = re.compile(r"^[A-Z]\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention|DecoderLayer)$")
 TABLE = "a table of families has no entry for others; ask for what the code needs, such as `get_decoder()`"
 REASON = "what the refusal protects has to be judged"
-SEVERITIES = {Outcome.REFUSED: Severity.ERROR, Outcome.PASSED_OVER: Severity.SILENT}
+SEVERITIES = {
+    Outcome.REFUSED: Severity.ERROR,
+    Outcome.MISTAKEN: Severity.ERROR,
+    Outcome.PASSED_OVER: Severity.SILENT,
+}
 
 
 class ClassGate(Rule):
@@ -148,6 +152,19 @@ class ClassGate(Rule):
                 kind = AutoConfig.from_pretrained(name).architectures[0]
                 if kind == "LlamaForCausalLM":
                     return 1
+        """),
+        Bad("""
+            from transformers import AutoConfig
+
+            from models import KVLlamaForCausalLM, KVMixtralForCausalLM
+
+            def load(name):
+                kind = AutoConfig.from_pretrained(name).architectures[0]
+                if kind == "LlamaForCausalLM":
+                    model = KVLlamaForCausalLM.from_pretrained(name)
+                else:
+                    model = KVMixtralForCausalLM.from_pretrained(name)
+                return model
         """),
         Bad("""
             import re

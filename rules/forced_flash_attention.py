@@ -60,7 +60,7 @@ class ForcedFlashAttention(Rule):
         for keyword in node.keywords:
             value = file.constant(keyword.value)
             forced = keyword.arg == "attn_implementation" and str(value).startswith("flash_attention")
-            if forced or (keyword.arg == "use_flash_attention_2" and value is True):
+            if forced:
                 fact = f"{file.source.path}:{node.lineno}: the value is always `{value}`"
                 because = Value(Kind.LIBRARY, file.text(node.func), evidence=(fact,))
                 yield self.report(file, keyword, because, fix="which implementation is right depends on the use")

@@ -1,9 +1,10 @@
 """Inside `generate` and `Trainer`: methods that Transformers has removed, renamed or calls with more arguments.
 
 `model.greedy_search`, `model.sample`, `_get_logits_warper` and their like are gone, so a call raises, and a method
-put in their place is never called. `Trainer` hands `compute_loss` the argument `num_items_in_batch`, which an override
-of the old signature does not take. Call `generate` with a logits processor, a stopping criterion or
-`custom_generate`, and take `**kwargs` in overrides. Members are looked up in a list of what 5.24.0 has.
+put in their place is never called. `Trainer` hands `compute_loss` and `training_step` the argument
+`num_items_in_batch`, and `log` a start time (4.46 and later), which overrides of the old signatures do not take:
+TypeError in the first step. Call `generate` with a logits processor, a stopping criterion or `custom_generate`, and
+take `**kwargs` in overrides. Members are looked up in a list of what 5.24.0 has.
 """
 
 from __future__ import annotations
@@ -40,9 +41,14 @@ INPUTS = (
     "leave the stock one in place"
 )
 SIGNATURE = (
-    "`Trainer` hands `compute_loss` the argument `num_items_in_batch` since Transformers 4.46, and this override does "
-    "not take it; add `num_items_in_batch=None`"
+    "`Trainer` hands `{name}` the argument `{added}` now, and this override does not take it; add `{added}=None`"
 )
+# Methods of `Trainer` that are handed one argument more since 4.46, and how many they are handed with `self`.
+ADDED = {
+    "compute_loss": ("num_items_in_batch", 4),
+    "training_step": ("num_items_in_batch", 3),
+    "log": ("start_time", 2),
+}
 REASON = "what the call was for has to be seen"
 
 
@@ -64,6 +70,8 @@ class GenerateInternals(Rule):
         "_validate_",
         "_reorder",
         "compute_loss",
+        "training_step",
+        "def log",
     )
     EXAMPLES = (
         Good("""
@@ -99,13 +107,22 @@ class GenerateInternals(Rule):
 
             GenerationMixin.greedy_search = search
         """),
-        Bad("""
+        Bad(
+            """
             from transformers import Trainer
 
             class Mine(Trainer):
                 def compute_loss(self, model, inputs, return_outputs=False):
                     return model(**inputs).loss
-        """),
+
+                def training_step(self, model, inputs):
+                    return super().training_step(model, inputs)
+
+                def log(self, logs):
+                    return super().log(logs)
+            """,
+            findings=3,
+        ),
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
@@ -125,18 +142,19 @@ class GenerateInternals(Rule):
                     yield self.report(
                         file, node, owner, severity=Severity.SILENT, message=OVERRIDE, fix=REASON, release=RELEASE
                     )
-            case ast.FunctionDef(name="compute_loss", args=args):
+            case ast.FunctionDef(name=method, args=args) if method in ADDED:
                 owner_class = file.scope(node).owner
-                takes = args.kwarg is not None or "num_items_in_batch" in {
-                    arg.arg for arg in (*args.args, *args.kwonlyargs)
-                }
-                if owner_class is None or takes or len(args.args) > 4:
+                added, position = ADDED[method]
+                takes = args.kwarg is not None or added in {arg.arg for arg in (*args.args, *args.kwonlyargs)}
+                if owner_class is None or takes or args.vararg is not None or len(args.args) > position:
                     return
                 for above in file.facts.flow.bases(owner_class):
                     if isinstance(above, str) and re.match(r"^(transformers|trl)\..*Trainer$", above):
                         fact = f"{file.source.path}:{node.lineno}: `{owner_class.node.name}` subclasses `{above}`"
                         because = Value(Kind.TRAINER, above, evidence=(fact,))
-                        yield self.report(file, node.args.args[-1], because, message=SIGNATURE, fix=REASON)
+                        yield self.report(
+                            file, args.args[-1], because, message=SIGNATURE, fix=REASON, name=method, added=added
+                        )
                         return
 
 

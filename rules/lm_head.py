@@ -43,7 +43,7 @@ class LmHead(Rule):
     kind = "lm-head"
     severity = Severity.PORT
     message = "`{path}` is not every model's head, and some scale or cap its logits; use `get_output_embeddings()`"
-    nodes = (ast.Attribute, ast.BinOp, ast.Call)
+    nodes = (ast.Attribute, ast.BinOp, ast.Call, ast.Subscript)
     markers = ("lm_head", "embed_out", "get_input_embeddings", "tie_word_embeddings")
     EXAMPLES = (
         Good("""
@@ -123,6 +123,9 @@ class LmHead(Rule):
                 yield from self._input_matrix(node, right, file)
             case ast.Call(func=ast.Attribute(attr="linear" | "matmul"), args=[_, right, *_]):
                 yield from self._input_matrix(node, right, file)
+            case ast.Subscript(value=ast.Attribute(value=base, attr="hf_device_map"), slice=name) if _names_head(name):
+                if (model := file.holds(base, Kind.MODEL, Kind.BACKBONE)) is not None:
+                    yield self.report(file, node, model, fix="the device is looked up by name", path=file.text(name))
             # `hasattr`, and `getattr` with a default, ask whether it has that name.
             case ast.Call(func=ast.Name(id="hasattr")) | ast.Call(func=ast.Name(id="getattr"), args=[_, _, _]):
                 return

@@ -20,6 +20,7 @@ from ddaudit.auditor.facts.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAM
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.rules._paths import PARTS, tests_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding, Import
 
-PARTS = EMBEDDING_NAMES | LAYERS_NAMES | NORM_NAMES
 # Every model below a head has these, wherever it stands.
 NEUTRAL = frozenset(
     {
@@ -136,8 +136,8 @@ class ModelPath(Rule):
         if isinstance(above, ast.Attribute) and above.attr.endswith("mask") and not file.is_read(above):
             return
         made = file.made_from(node.value)
-        is_chosen = isinstance(made, ast.IfExp) and _tests_path(made.test)
-        if is_chosen or file.is_under(node, _tests_path) or _is_own_wrapper(node.value, file):
+        is_chosen = isinstance(made, ast.IfExp) and tests_path(made.test)
+        if is_chosen or file.is_under(node, tests_path) or _is_own_wrapper(node.value, file):
             return
         if file.is_patched_self(node.value) or file.is_built_by_own_class(node.value):
             return
@@ -148,16 +148,6 @@ class ModelPath(Rule):
         known = file.holds(root, Kind.MODEL) is not None and "base_model" not in path
         claim = Claim(Ask.PATH, ".".join(path)) if known else None
         yield self.report(file, node, base, fix=fix, claim=claim, path=file.text(node), accessor=accessor)
-
-
-def _tests_path(test: ast.expr) -> bool:
-    """Whether the test chooses between one such path and others."""
-    for part in ast.walk(test):
-        match part:
-            case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
-                if name in PARTS | INNER_NAMES:
-                    return True
-    return False
 
 
 def _is_own_wrapper(base: ast.expr, file: FileFacts) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import gzip
 import importlib.util
+import inspect
 import json
 import re
 from pathlib import Path
@@ -85,6 +86,8 @@ def collect_members(pattern: str = "**/*.py") -> dict[str, str]:
     root = Path(transformers.__file__).parent
     classes: dict[str, tuple[list[str], set[str]]] = {}
     found = {"torch.nn.Module": " ".join(sorted(name for name in dir(torch.nn.Module()) if name[:2] != "__"))}
+    signature = inspect.signature(transformers.GenerationMixin.generate)
+    generating = {*transformers.GenerationConfig().to_dict(), *signature.parameters}
     for path in sorted(root.glob(pattern)):
         module = ".".join(("transformers", *path.relative_to(root).with_suffix("").parts))
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -94,6 +97,10 @@ def collect_members(pattern: str = "**/*.py") -> dict[str, str]:
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
+        for node in ast.walk(tree):
+            # `generate` hands on what any model takes.
+            if isinstance(node, ast.FunctionDef) and node.name in ("forward", "prepare_inputs_for_generation"):
+                generating.update(arg.arg for arg in (*node.args.args, *node.args.kwonlyargs))
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
@@ -109,6 +116,7 @@ def collect_members(pattern: str = "**/*.py") -> dict[str, str]:
                 members |= own
                 pending += bases
             found[name] = " ".join(sorted(members))
+    found["GenerationMixin.generate"] = " ".join(sorted(generating))
     return found
 
 

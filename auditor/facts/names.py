@@ -55,6 +55,11 @@ def has_member(owner: str, attr: str) -> bool:
     return owner not in members or attr in members[owner] or attr in members["torch.nn.Module"] or attr[:2] == "__"
 
 
+def is_generate_keyword(name: str) -> bool:
+    """Whether `generate` takes this argument on some model: its own, a setting of generation, or one of a forward."""
+    return name in _members()["GenerationMixin.generate"]
+
+
 def parameters(function: str) -> tuple[str, ...] | None:
     """Names of a rotary function's parameters; None where nothing is known of it."""
     return _members().get(function)

@@ -143,6 +143,8 @@ class FileFacts:
         if own is None and isinstance(node, ast.Attribute) and node.attr in library.INNER_NAMES:
             own = self.holds(node.value, Kind.OWN)
             owner = self.definition(own) if own is not None else None
+            if isinstance(owner, Class) and self.facts.flow.owner_of(owner, node.attr) is not None:
+                return True
             bases = self.facts.flow.bases(owner) if isinstance(owner, Class) else ()
             return own is None or any(isinstance(base, str) and library.is_stock_class(base) for base in bases)
         return own is None
