@@ -3,7 +3,9 @@
 `model.greedy_search`, `model.sample`, `_get_logits_warper` and their like are gone, so a call raises, and a method
 put in their place is never called. `Trainer` hands `compute_loss` and `training_step` the argument
 `num_items_in_batch`, and `log` a start time (4.46 and later), which overrides of the old signatures do not take:
-TypeError in the first step. Call `generate` with a logits processor, a stopping criterion or `custom_generate`, and
+TypeError in the first step. `prepare_inputs_for_generation` called by hand hands back the whole text since 5.x, where
+it cut it to what the cache lacks: a loop of one's own goes on, with a cache that is too long (measured on 5.24: 76
+entries for 13 tokens). Call `generate` with a logits processor, a stopping criterion or `custom_generate`, and
 take `**kwargs` in overrides. Members are looked up in a list of what 5.24.0 has.
 """
 
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 from ddaudit.auditor.facts.names import RELEASE, has_member
 from ddaudit.auditor.facts.scopes import Class
 from ddaudit.auditor.facts.values import Kind, Value
-from ddaudit.auditor.finding import Severity
+from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 
 if TYPE_CHECKING:
@@ -32,13 +34,17 @@ INTERNALS = re.compile(
     r"|assisted_decoding|dola_decoding|get_logits_warper|get_logits_processor|get_stopping_criteria|extend_attention_mask"
     r"|extract_past_from_model_output|update_model_kwargs_for_generation|validate_model_(class|kwargs)"
     r"|prepare_(model_inputs|attention_mask_for_generation|encoder_decoder_kwargs_for_generation|generated_length)"
-    r"|get_initial_cache_position|reorder_cache|get_cache|has_unfinished_sequences|temporary_reorder_cache"
+    r"|get_initial_cache_position|update_causal_mask|cache_dependant_input_preparation|reorder_cache|get_cache|has_unfinished_sequences|temporary_reorder_cache"
     r"|prepare_decoder_attention_mask|prepare_cache_for_generation|prepare_generation_config)$"
 )
 OVERRIDE = "this method is put in the place of one that Transformers {release} does not have, so it is never called"
 INPUTS = (
     "`generate` hands this method other arguments in each release, and keeps positions and the cache itself; "
     "leave the stock one in place"
+)
+UNCUT = (
+    "called by hand it no longer cuts the inputs to what is new: the whole text goes in again on top of the cache, "
+    "without an error; give it `next_sequence_length=`, or call `generate`"
 )
 SIGNATURE = (
     "`Trainer` hands `{name}` the argument `{added}` now, and this override does not take it; add `{added}=None`"
@@ -59,7 +65,7 @@ class GenerateInternals(Rule):
     message = (
         "`{name}` is gone from Transformers {release}; use `generate` with processors, criteria or `custom_generate`"
     )
-    nodes = (ast.Attribute, ast.FunctionDef)
+    nodes = (ast.Attribute, ast.FunctionDef, ast.Call)
     markers = (
         "search",
         "sample",
@@ -100,6 +106,13 @@ class GenerateInternals(Rule):
                 return model.greedy_search(ids)
         """),
         Bad("""
+            def search(self, ids, criteria, **model_kwargs):
+                while not criteria(ids):
+                    inputs = self.prepare_inputs_for_generation(ids, **model_kwargs)
+                    ids = self(**inputs).logits.argmax(-1)
+                return ids
+        """),
+        Bad("""
             from transformers import GenerationMixin
 
             def search(self, input_ids):
@@ -132,16 +145,31 @@ class GenerateInternals(Rule):
                 if owner is not None and not file.is_set_by_own_class(node):
                     yield self.report(file, node, owner, message=INPUTS, fix=REASON)
             case ast.Attribute(value=base, attr=name) if INTERNALS.match(name) and not has_member(MIXIN, name):
-                owner = file.holds(base, Kind.MODEL, Kind.BACKBONE) or _stock_class(base, file)
+                stock = _stock_class(base, file)
+                owner = file.holds(base, Kind.MODEL, Kind.BACKBONE) or stock
+                if owner is None and name.startswith("_"):
+                    owner = _self_of_a_loop(name, base, file)
                 if owner is None or file.is_set_by_own_class(node) or _defines(name, base, file):
                     return
                 if isinstance(node.ctx, ast.Load):
-                    if not file.facts.flow.is_set_anywhere(name):
+                    # What is set on an instance can be read there; a class is read before it is given another.
+                    if stock is not None or not file.facts.flow.is_set_anywhere(name):
                         yield self.report(file, node, owner, fix=REASON, name=name, release=RELEASE)
                 else:
                     yield self.report(
                         file, node, owner, severity=Severity.SILENT, message=OVERRIDE, fix=REASON, release=RELEASE
                     )
+            case ast.Call(func=ast.Attribute(value=base, attr="prepare_inputs_for_generation"), keywords=keywords):
+                name = "prepare_inputs_for_generation"
+                given = {keyword.arg for keyword in keywords}
+                function = file.function(node)
+                # Without a cache there is nothing to cut, and an override of the same name only passes on.
+                if not given & {None, "past_key_values", "cache"} or "next_sequence_length" in given:
+                    return
+                owner = file.holds(base, Kind.MODEL) or _self_of_a_loop(name, base, file)
+                passes_on = function is not None and function.name == name
+                if owner is not None and not passes_on and not _defines(name, base, file):
+                    yield self.report(file, node, owner, severity=Severity.SILENT, message=UNCUT, fix=REASON)
             case ast.FunctionDef(name=method, args=args) if method in ADDED:
                 owner_class = file.scope(node).owner
                 added, position = ADDED[method]
@@ -163,6 +191,15 @@ def _stock_class(base: ast.expr, file: FileFacts) -> Value | None:
         if re.match(r"^transformers\..*(GenerationMixin|ForCausalLM|ForConditionalGeneration|PreTrainedModel)$", name):
             return Value(Kind.LIBRARY, name, evidence=(f"{file.source.path}:{base.lineno}: `{name}`",))
     return None
+
+
+def _self_of_a_loop(name: str, base: ast.expr, file: FileFacts) -> Value | None:
+    """`self` in a function of no class: a decoding loop that is put in the place of a model's own."""
+    function = file.function(base)
+    if function is None or function.owner is not None or not isinstance(base, ast.Name) or base.id != "self":
+        return None
+    fact = f"{file.source.path}:{base.lineno}: `{name}` is a model's, in a function that takes `self`"
+    return Value(Kind.MODEL, fact, Confidence.LIKELY, (fact,))
 
 
 def _defines(name: str, base: ast.expr, file: FileFacts) -> bool:

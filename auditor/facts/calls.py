@@ -35,6 +35,9 @@ def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
                 found.append(made(Kind.TREE_MASK, call, scope.file, fact))
             if attr in ("unwrap_model", "prepare", "prepare_model") and call.args:
                 found += evaluate(flow, call.args[0], scope)
+        case ast.Name(id="list" | "tuple" as name) if call.args and scope.find(name) is None:
+            kinds = (Kind.LAYERS, Kind.HIDDEN_STATES)
+            found = [value for value in evaluate(flow, call.args[0], scope) if value.kind in kinds]
     hook(flow, call, scope)
     for value in evaluate(flow, call.func, scope):
         found += _called(flow, value, call, scope)

@@ -172,6 +172,8 @@ def _subscript(flow: Flow, base: ast.expr, key: ast.expr, scope: Scope, node: as
             Kind.LAYERS: Kind.LAYER, Kind.HIDDEN_STATES: Kind.TENSOR, Kind.CACHE_LAYERS: Kind.CACHE_LAYER,
             Kind.ATTENTIONS: Kind.TENSOR,
         }.get(value.kind)  # fmt: skip
+        if value.kind is Kind.HIDDEN_STATES and _cuts_last(key):
+            continue
         if element is not None:
             found.append(value if isinstance(key, ast.Slice) else replace(value, kind=element))
         elif value.kind is Kind.OUTPUT and isinstance(key, ast.Constant) and isinstance(key.value, str):
@@ -199,6 +201,14 @@ def item(flow: Flow, expr: ast.expr, i: int, scope: Scope) -> list[Value]:
         case ast.IfExp(body=left, orelse=right):
             return item(flow, left, i, scope) + item(flow, right, i, scope)
     return _elements(evaluate(flow, expr, scope))
+
+
+def _cuts_last(key: ast.expr) -> bool:
+    """`[:-1]`: without the last entry, which alone is taken after the final norm, they are like any list."""
+    match key:
+        case ast.Slice(upper=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1))):
+            return True
+    return False
 
 
 def unpacks_pair(each: ast.expr | None, loop: ast.AST, file: File) -> bool:
