@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.calls import passes_on
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -34,6 +35,21 @@ class LayerCall(Rule):
     nodes = (ast.Call, ast.Assign)
     markers = ("layer", "block", ".h")
     EXAMPLES = (
+        Good("""
+            from torch import nn
+            from transformers import PreTrainedModel
+
+            class Steered(nn.Module):
+                def __init__(self, layer, vector):
+                    super().__init__()
+                    self.layer, self.vector = layer, vector
+
+                def forward(self, hidden, *args, **kwargs):
+                    return self.layer(hidden + self.vector, *args, **kwargs)
+
+            def steer(model: PreTrainedModel, vector):
+                return [Steered(layer, vector) for layer in model.get_decoder().layers]
+        """),
         Good("""
             from torch import nn
 
@@ -78,8 +94,7 @@ class LayerCall(Rule):
                     function = function.value
                 layer = file.holds(function, Kind.LAYER)
                 # What only passes on what the model gave has all that a layer needs.
-                given = not all(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg for k in node.keywords)
-                if layer is not None and given and file.is_stock(function):
+                if layer is not None and not passes_on(node) and file.is_stock(function):
                     yield self.report(file, node, layer, fix="what the call was for has to be seen")
             case ast.Assign(targets=[ast.Attribute(value=owner, attr="forward")]):
                 if (layer := file.holds(owner, Kind.LAYER)) is not None:

@@ -31,7 +31,7 @@ class LayerOutputIndex(Rule):
         "unwrap only what is a tuple"
     )
     nodes = (ast.Subscript,)
-    markers = ("hook", "edit_output", ".output")
+    markers = ("hook", "edit_output", ".output", "*args", "**kwargs")
     EXAMPLES = (
         Good("""
             from transformers import PreTrainedModel
@@ -81,6 +81,31 @@ class LayerOutputIndex(Rule):
                 model.get_decoder().layers[3].register_forward_hook(hook)
         """),
         Bad("""
+            from torch import nn
+            from transformers import PreTrainedModel
+
+            class Watched(nn.Module):
+                def __init__(self, block):
+                    super().__init__()
+                    self.block = block
+
+                def forward(self, *args, **kwargs):
+                    output = self.block(*args, **kwargs)
+                    self.seen = output[0]
+                    return output
+
+            def watch(model: PreTrainedModel):
+                return [Watched(layer) for layer in model.get_decoder().layers]
+        """),
+        Bad("""
+            from nnsight import LanguageModel
+
+            def state(name, prompt):
+                model = LanguageModel(name)
+                with model.trace(prompt):
+                    return model.transformer.h[3].output[0].save()
+        """),
+        Bad("""
             def state(trace, i):
                 return trace[f"model.layers.{i}"].output[0]
         """),
@@ -92,7 +117,7 @@ class LayerOutputIndex(Rule):
             return
         match node.value:
             case ast.Attribute(value=ast.Subscript(slice=key), attr="output"):
-                output = file.hooked_layer(key)
+                output = file.hooked_layer(key) or file.holds(node.value, Kind.LAYER_OUTPUT)
             case _:
                 output = file.holds(node.value, Kind.LAYER_OUTPUT)
         if output is not None and not _is_guarded(node, file):

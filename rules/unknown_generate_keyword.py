@@ -69,7 +69,7 @@ class UnknownGenerateKeyword(Rule):
             case ast.Call(func=ast.Attribute(value=base, attr="generate"), keywords=keywords):
                 unknown = [item for item in keywords if item.arg is not None and not is_generate_keyword(item.arg)]
                 model = file.holds(base, Kind.MODEL) if unknown else None
-                if model is None or model.confidence is Confidence.GUESS or not file.is_stock(base):
+                if model is None or model.confidence is not Confidence.PROVEN or not file.is_stock(base):
                     return
                 if not file.facts.flow.is_set_anywhere("generate"):
                     names = "=`, `".join(str(keyword.arg) for keyword in unknown)

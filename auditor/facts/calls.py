@@ -44,6 +44,12 @@ def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
     return found
 
 
+def passes_on(call: ast.Call) -> bool:
+    """Whether a call hands on what its own function was given, as in a module that is put around another."""
+    unpacked = any(isinstance(arg, ast.Starred) for arg in call.args) or any(k.arg is None for k in call.keywords)
+    return unpacked and not any(keyword.arg for keyword in call.keywords)
+
+
 def _method_call(flow: Flow, value: Value, attr: str, call: ast.Call, scope: Scope) -> list[Value]:
     match value.kind:
         case Kind.MODEL | Kind.BACKBONE | Kind.DECODER | Kind.OWN if attr in library.CHAINABLE:
@@ -75,8 +81,7 @@ def _called(flow: Flow, value: Value, call: ast.Call, scope: Scope) -> list[Valu
     match value.kind:
         case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
             return [made(Kind.OUTPUT, call, scope.file, "the model's output", value)]
-        case Kind.LAYER if call.args and all(isinstance(arg, ast.Starred) for arg in call.args):
-            # A module put around a layer hands on what it is given.
+        case Kind.LAYER if passes_on(call):
             return [made(Kind.LAYER_OUTPUT, call, scope.file, "the layer's output", value)]
         case Kind.FUNCTION | Kind.METHOD if isinstance(target, Function):
             _pass(flow, call, scope, target, skip=int(value.kind is Kind.METHOD))

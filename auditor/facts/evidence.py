@@ -210,7 +210,7 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
                 continue
         scope = file.scopes[node]
         variable = flow.variable(base, scope)
-        if variable is None or flow.held(variable):
+        if variable is None or flow.held(variable) or _is_loop_variable(variable, flow):
             continue
         name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
         if name in others:
@@ -230,6 +230,11 @@ def _taken_apart(loop: ast.AST, iterable: ast.expr, file: File) -> ast.expr | No
         case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, each]):
             return inner if unpacks_pair(each, loop, file) or "past" in ast.unparse(inner) else iterable
     return iterable if unpacks_pair(target, loop, file) else None
+
+
+def _is_loop_variable(variable: Variable, flow: Flow) -> bool:
+    """Whether it is one of many: what a cache has for a layer, not the cache."""
+    return any(source.mode.startswith("iterate") for source in flow.sources.get(variable, ()))
 
 
 def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:

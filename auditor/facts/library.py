@@ -29,7 +29,7 @@ MAKERS = frozenset({"from_pretrained", "from_config", "_from_config"})
 
 DRAFTER = re.compile(r"draft|eagle|assistant", re.IGNORECASE)
 MODULE_BASE = re.compile(
-    r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*(PreTrainedModel|Layer|Attention|MLP|Norm|Embedding)$)"
+    r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*(PreTrainedModel|Layer|Attention|MLP|Norm|Embedding|Block|Stack)$)"
     r"|(\.Module$)"
 )
 
