@@ -17,17 +17,38 @@ LAYER_PATH = re.compile(
     r"^(base_model\.model\.)?((model|transformer|gpt_neox|language_model|decoder)\.)+(layers|h|blocks)"
     r"[.\[]\*\]?(\.[\w*]+|\[\*\])*$"
 )
+# Where families keep what is below the head.
+FIRST = frozenset({"model", "transformer", "gpt_neox"})
 TENSORS = frozenset({"weight", "bias", "inv_freq"})
 TALK = frozenset({"print", "info", "warning", "debug", "error", "set_description", "write", "warn"})
 
 
-def tests_path(test: ast.expr) -> bool:
-    """Whether the test chooses between one such path and others."""
+def tests_path(test: ast.expr, is_true: bool = True, last: str = "") -> bool:
+    """Whether the test, where it came out so, has chosen a path that ends in `last`.
+
+    Nearly every model has `model`, a composite one as well: asking for it says nothing of what is below.
+    """
     for part in ast.walk(test):
         match part:
             case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
-                if name in PARTS | INNER_NAMES:
+                if name in (PARTS | INNER_NAMES) - FIRST:
                     return True
+                if is_true and name in FIRST and (name != "model" or last == "model"):
+                    return True
+    return False
+
+
+def is_chosen(node: ast.AST, file: FileFacts) -> bool:
+    """Whether a test around the node has chosen its path."""
+    here = node
+    last = node.attr if isinstance(node, ast.Attribute) else ""
+    for above in file.ancestors(node):
+        if isinstance(above, ast.If | ast.IfExp):
+            test = file.made_from(above.test) or above.test
+            true = [above.test, *(above.body if isinstance(above.body, list) else [above.body])]
+            if tests_path(test, here in true, last):
+                return True
+        here = above
     return False
 
 
@@ -36,7 +57,7 @@ def written_path(node: ast.AST, file: FileFacts) -> str | None:
     text = _filled(node)
     if text is None or not LAYER_PATH.match(text) or set(text.split(".")) & TENSORS:
         return None
-    if file.file.is_lookalike or file.is_under(node, tests_path):
+    if file.file.is_lookalike or is_chosen(node, file):
         return None
     for above in file.ancestors(node):
         match above:

@@ -118,6 +118,8 @@ class CacheCrop(Rule):
         cache = file.holds(receiver, Kind.CACHE)
         if cache is None or isinstance(length, ast.Tuple | ast.Starred) or file.is_legacy_branch(node):
             return
+        if file.defines(receiver, "crop"):
+            return
         if not _counts(length, file):
             fix = _fix(node, receiver, length, file)
             yield self.report(file, node, cache, fix=fix, claim=Claim(Ask.CROP_LENGTH))

@@ -53,6 +53,20 @@ class CacheInternals(Rule):
         Good("""
             from transformers import DynamicCache
 
+            class Evicting(DynamicCache):
+                def __init__(self):
+                    super().__init__()
+                    self.key_cache = []
+
+                def __getitem__(self, i):
+                    return self.key_cache[i]
+
+                def first(self):
+                    return self[0]
+        """),
+        Good("""
+            from transformers import DynamicCache
+
             def length(cache: DynamicCache):
                 return cache.get_seq_length()
         """),
@@ -73,6 +87,16 @@ class CacheInternals(Rule):
                         continue
                     yield layer.keys.norm()
         """),
+        Bad(
+            """
+            from transformers import DynamicCache
+
+            class Evicting(DynamicCache):
+                def evict(self, i, end):
+                    self.key_cache[i] = self.key_cache[i][:, :, :end]
+        """,
+            findings=2,
+        ),
         Bad("""
             from transformers import DynamicCache
 
@@ -116,6 +140,8 @@ class CacheInternals(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        if _is_own_part(node, file):
+            return
         for finding in self._decide(node, file):
             # A method of the repository's own module fills, as a rule, a cache of its own.
             is_own = finding.confidence is not Confidence.PROVEN and file.module_class(node) is not None
@@ -188,6 +214,18 @@ class CacheInternals(Rule):
         )
         if reads and not any(_asks_kind(item, file) for item in inside):
             yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS, claim=KEYS)
+
+
+def _is_own_part(node: ast.AST, file: FileFacts) -> bool:
+    """Of `self` in a cache of the repository: what it sets, or what it has a method for."""
+    match node:
+        case ast.Attribute(value=ast.Name(), attr=attr):
+            return file.is_set_by_own_class(node) or file.defines(node.value, attr)
+        case ast.Subscript(value=ast.Name() as base):
+            return file.defines(base, "__getitem__")
+        case ast.For(iter=ast.Name() as base) | ast.comprehension(iter=ast.Name() as base):
+            return file.defines(base, "__iter__")
+    return False
 
 
 def _is_own_forward(node: ast.AST, file: FileFacts) -> bool:

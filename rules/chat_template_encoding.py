@@ -142,6 +142,10 @@ def _measures(use: ast.AST, file: FileFacts) -> bool:
             return attr in ("shape", "size", "ndim", "dim", "numel", "unsqueeze", "squeeze", "tolist", "clone")
         case ast.Subscript(value=base):
             return base is use
+        case ast.keyword(arg="input_ids" | "inputs"):
+            return True
+        case ast.Call(func=called, args=[first, *_]) if first is use and file.holds(called, Kind.MODEL) is not None:
+            return True
         case ast.Call(func=ast.Name(id="len" | "list" | "zip" | "reversed" | "enumerate")):
             return True
         case ast.Call(func=ast.Attribute(attr="generate" | "tensor" | "LongTensor" | "cat" | "stack" | "decode")):

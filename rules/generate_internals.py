@@ -16,7 +16,6 @@ import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts.names import RELEASE, has_member
-from ddaudit.auditor.facts.scopes import Class
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -149,7 +148,7 @@ class GenerateInternals(Rule):
                 owner = file.holds(base, Kind.MODEL, Kind.BACKBONE) or stock
                 if owner is None and name.startswith("_"):
                     owner = _self_of_a_loop(name, base, file)
-                if owner is None or file.is_set_by_own_class(node) or _defines(name, base, file):
+                if owner is None or file.is_set_by_own_class(node) or file.defines(base, name):
                     return
                 if isinstance(node.ctx, ast.Load):
                     # What is set on an instance can be read there; a class is read before it is given another.
@@ -168,7 +167,7 @@ class GenerateInternals(Rule):
                     return
                 owner = file.holds(base, Kind.MODEL) or _self_of_a_loop(name, base, file)
                 passes_on = function is not None and function.name == name
-                if owner is not None and not passes_on and not _defines(name, base, file):
+                if owner is not None and not passes_on and not file.defines(base, name):
                     yield self.report(file, node, owner, severity=Severity.SILENT, message=UNCUT, fix=REASON)
             case ast.FunctionDef(name=method, args=args) if method in ADDED:
                 owner_class = file.scope(node).owner
@@ -200,12 +199,3 @@ def _self_of_a_loop(name: str, base: ast.expr, file: FileFacts) -> Value | None:
         return None
     fact = f"{file.source.path}:{base.lineno}: `{name}` is a model's, in a function that takes `self`"
     return Value(Kind.MODEL, fact, Confidence.LIKELY, (fact,))
-
-
-def _defines(name: str, base: ast.expr, file: FileFacts) -> bool:
-    """Whether a class of the repository that `base` may be has the method itself."""
-    for value in file.values(base):
-        owner = file.definition(value)
-        if isinstance(owner, Class) and file.facts.flow.method(owner, name) is not None:
-            return True
-    return False

@@ -20,7 +20,7 @@ from ddaudit.auditor.facts.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAM
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.rules._paths import PARTS, tests_path
+from ddaudit.rules._paths import PARTS, is_chosen, tests_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +85,34 @@ class ModelPath(Rule):
                     return model.model.language_model.layers
                 return model.get_decoder().layers
         """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def blocks(model: PreTrainedModel):
+                if hasattr(model, "transformer"):
+                    return model.transformer.h
+                return model.get_decoder().layers
+        """),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def blocks(model: PreTrainedModel):
+                if hasattr(model, "model"):
+                    return model.model.layers
+                return model.transformer.h
+            """,
+            """
+            from transformers import PreTrainedModel
+            from ddaudit.runtime import decoder_layers
+
+            def blocks(model: PreTrainedModel):
+                if hasattr(model, "model"):
+                    return model.get_decoder().layers
+                return decoder_layers(model)
+            """,
+            findings=2,
+        ),
         Bad(
             """
             from transformers import PreTrainedModel
@@ -136,8 +164,9 @@ class ModelPath(Rule):
         if isinstance(above, ast.Attribute) and above.attr.endswith("mask") and not file.is_read(above):
             return
         made = file.made_from(node.value)
-        is_chosen = isinstance(made, ast.IfExp) and tests_path(made.test)
-        if is_chosen or file.is_under(node, tests_path) or _is_own_wrapper(node.value, file):
+        if (isinstance(made, ast.IfExp) and tests_path(made.test)) or is_chosen(node, file):
+            return
+        if _is_own_wrapper(node.value, file):
             return
         if file.is_patched_self(node.value) or file.is_built_by_own_class(node.value):
             return

@@ -258,12 +258,23 @@ class Flow:
             case Source(mode="class", target=Class() as owner):
                 return [self.defined(Kind.OWN_CLASS, owner, owner.node, source.scope.file)]
             case Source(mode="self", target=Function() as function):
-                return self.instance(function)
+                return self.instance(function) + self._own_cache(function)
             case Source(mode="call", expr=ast.Call() as call):
                 return call_result(self, call, source.scope)
             case Source(mode="install", expr=ast.expr() as expr, target=ast.Attribute() as target):
                 install(self, target, expr, source.scope)
         return []
+
+    def _own_cache(self, function: Function) -> list[Value]:
+        """`self` in a subclass of a Transformers cache; what it sets itself is its own."""
+        owner = function.owner
+        assert owner is not None
+        bases = (base for base in self.bases(owner) if isinstance(base, str))
+        base = next((base for base in bases if library.instance_kind(base) is Kind.CACHE), None)
+        if base is None or "classmethod" in function.decorators:
+            return []
+        fact = fact_at(owner.node, owner.outer.file, f"`{owner.node.name}` subclasses `{base}`")
+        return [Value(Kind.CACHE, place(owner.node, owner.outer.file), evidence=(fact,))]
 
     def defined(self, kind: Kind, target: Function | Class, node: ast.AST, file: File) -> Value:
         origin = place(node, file)

@@ -165,6 +165,11 @@ class FileFacts:
             or self.facts.flow.owner_of(owner, node.attr) is not None
         )
 
+    def defines(self, base: ast.expr, name: str) -> bool:
+        """Whether a class of the repository that `base` may be an instance of has the method itself."""
+        owners = (self.definition(value) for value in self.values(base))
+        return any(isinstance(owner, Class) and self.facts.flow.method(owner, name) is not None for owner in owners)
+
     def is_built_by_own_class(self, node: ast.expr) -> bool:
         """Whether this is a part that a module of the repository makes for itself: `self.body = GPT2Model(config)`."""
         owner = self._class_of_self(node.value) if isinstance(node, ast.Attribute) else None
