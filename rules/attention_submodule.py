@@ -4,6 +4,10 @@ Three of four layers of Qwen3.5 and Qwen3.6 have `linear_attn` and no `self_attn
 AttributeError there, and code that looks for modules by the name of one (`"self_attn" in name`,
 `target_modules=["q_proj", "v_proj"]`) quietly leaves those layers out. Ask `hasattr(layer, "self_attn")`, go by
 `config.layer_types`, or say what is to happen to the other layers.
+
+On: every release; hybrid models.
+Seen: three of four layers of Qwen3.6-27B have none (probed); NVIDIA/kvpress reads it from every layer.
+Fix: none: what is to happen to the other layers has to be decided.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ has the right layers. A cache that is later cut back, compacted or used to verif
 back, which no stock cache with recurrent layers can: `make_cache(model)` of `ddaudit.runtime` can.
 
 A bare cache for the repository's own full-attention drafter is fine.
+
+On: every release; hybrid models (Qwen3.5, Qwen3-Next, Jamba, LFM2), and Gemma 3 where memory counts.
+Seen: QwenLM/Qwen3.8#37, huggingface/transformers#44950; raises on 5.24 (measured).
+Fix: safe: on full attention `config=` gives the same layers. Not made where other arguments or an unknown model stand
+  there.
 """
 
 from __future__ import annotations

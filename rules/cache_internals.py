@@ -4,6 +4,11 @@
 any more, so `cache[0][0]` raises and `for k, v in cache` meets triples. States stand in `cache.layers`, and a
 linear-attention layer there has no `keys`: ask `cache.get_seq_length()` for the length, and pass over layers for
 which `cache.is_linear[i]` holds. Code under `hasattr(cache, "key_cache")` never runs on new releases and is fine.
+
+On: Transformers 5 on every model; loops over `cache.layers` on hybrid models.
+Seen: huggingface/peft#2821, xorbitsai/inference#5086, deepseek-ai/DeepSeek-Coder-V2#81, huggingface/trl#4248.
+Fix: safe for the length that a field holds, unsafe for one read off a tensor; the rest depends on what the values are
+  for.
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ Since Transformers 5 `return_dict` is True by default when the template is token
 number of keys, a slice of it is empty, `generate` and `torch.tensor` do not take it as ids, and a prompt mask made
 from its length is silently wrong (NVIDIA/Model-Optimizer#2172). Ask for what is meant: `return_dict=False` for ids,
 `tokenize=False` for text, or read `["input_ids"]`.
+
+On: Transformers 5 on every tokenizer, silently.
+Seen: NVIDIA/Model-Optimizer#2172, SearchSavior/OpenArc#95.
+Fix: safe: `return_dict=False` is taken by every release and gives ids. Unsafe where it is only named like a
+  tokenizer.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ A test of `model_type`, of a class by name, or of the checkpoint's name against 
 that is not listed: it raises, or, worse, matches nothing and does nothing (NVIDIA/kvpress#81). It is also false for
 the listed families behind PEFT or `torch.compile`. Ask for what the code needs instead: `get_decoder()`, whether a
 layer has `self_attn`, `cache.is_linear`. Only a person can say what a refusal protects, so nothing is edited.
+
+On: every release; every family that is not named.
+Seen: NVIDIA/kvpress#81, axolotl-ai-cloud/axolotl#2266.
+Fix: none: only a person can say what a refusal protects.
 """
 
 from __future__ import annotations

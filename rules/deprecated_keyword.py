@@ -4,6 +4,10 @@
 one does not exist before 5.24, so nothing is edited. `torch_dtype=` is `dtype=` since 4.56. `cache_position=` is
 accepted and ignored from 5.0: the cache itself decides where tokens go. `Trainer(tokenizer=…)` is
 `processing_class=`, and the old name raises. Keywords of the repository's own modules are its own.
+
+On: `dtype` since 4.56, `cache` since 5.24; every model.
+Seen: TransformerLensOrg/TransformerLens#1093, huggingface/transformers#44181, huggingface/transformers#41128.
+Fix: unsafe where the new name is older than the project's release; none for `cache`, which nothing before 5.24 knows.
 """
 
 from __future__ import annotations

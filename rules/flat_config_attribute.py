@@ -7,6 +7,10 @@
 (`n_embd`, `n_layer`) exist on few families. The tie flag is the exception: it counts at the top.
 
 The config that the repository's own module is built from is its own business.
+
+On: every release; composite configs (Qwen3.5 and Qwen3.6, Gemma 3, Llama 4), by their own loader class.
+Seen: linkedin/Liger-Kernel#1012, PrimeIntellect-ai/prime-rl#1922, hiyouga/LlamaFactory#7500.
+Fix: safe to read, since a flat config returns itself; unsafe to write, since other code may read the top.
 """
 
 from __future__ import annotations

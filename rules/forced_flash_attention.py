@@ -4,6 +4,10 @@
 with four dimensions, so no tree can be verified under it, and never returns attention maps. The default (`sdpa`) does
 the first two; maps need `eager`. Choose by what is installed and what the code does. Which one is right depends
 on that, so nothing is edited.
+
+On: every release; machines without the package, trees, attention maps.
+Seen: huggingface/transformers#33417, bytedance/Sa2VA#105.
+Fix: none: which implementation is right depends on the use.
 """
 
 from __future__ import annotations

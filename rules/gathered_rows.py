@@ -4,6 +4,10 @@
 storage of the repository's own. It moves keys and values of full-attention layers; recurrent layers have already
 folded the rejected tokens into their state and cannot be cut so. `keep_in_cache(cache, past_length, indices)` of
 `ddaudit.runtime` keeps the accepted nodes exactly on every layer kind.
+
+On: every release; hybrid models, silently.
+Seen: the commit of FasterDecoding/Medusa and its successors, read in the source.
+Fix: none: the storage has to become a Transformers cache.
 """
 
 from __future__ import annotations

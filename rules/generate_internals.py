@@ -7,6 +7,10 @@ TypeError in the first step. `prepare_inputs_for_generation` called by hand hand
 it cut it to what the cache lacks: a loop of one's own goes on, with a cache that is too long (measured on 5.24: 76
 entries for 13 tokens). Call `generate` with a logits processor, a stopping criterion or `custom_generate`, and
 take `**kwargs` in overrides. Members are looked up in a list of what 5.24.0 has.
+
+On: Transformers 5 on every model; `Trainer` since 4.46.
+Seen: the loops of hao-ai-lab/LookaheadDecoding and the trainers of FasterDecoding/Medusa, read against 5.24.
+Fix: none.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ Llama 3, Qwen3 and Qwen3.6 checkpoints are bfloat16. In float16 the same weights
 large activations infinities; nothing fails, but a drafter that reads the target's states is right less often, and the
 text is no longer that of the checkpoint. `dtype="auto"` loads what the checkpoint says, on every release. Where there
 is only one model, or a drafter that is a model of its own in float16 too, the choice is left alone.
+
+On: every release; checkpoints in bfloat16, silently.
+Seen: known from ports of EAGLE-3 and DFlash; public reports of falling acceptance, not measured here.
+Fix: unsafe: memory and speed change with the dtype.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ sliding or a padding mask; Qwen3's raises `cannot unpack non-iterable NoneType`,
 returns a tensor, so `layer(hidden)[0]` drops the batch (VectorSpaceLab/OmniGen#212, unslothai/unsloth#1442), and a
 cache handed to it as `past_key_value` is swallowed. To change what a layer reads or writes, hook it and call the
 model. The repository's own layers may be called as they like.
+
+On: Transformers 5 on every model.
+Seen: VectorSpaceLab/OmniGen#212, unslothai/unsloth#1442; raises on tiny Qwen3 and Qwen3.5 (measured).
+Fix: none: what the call was for has to be seen.
 """
 
 from __future__ import annotations

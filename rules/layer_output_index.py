@@ -4,6 +4,10 @@ Decoder layers returned a tuple whose first element was the hidden state. Transf
 `output[0]` in a forward hook is the first row of the batch: the numbers are silently those of one prompt, a further
 index raises, and what is written to it reaches one row only (zjunlp/EasyEdit#675). The same goes for a trace of a
 layer, `trace.output[0]`. Unwrap only what is a tuple. Attention modules still return tuples, MLPs never did.
+
+On: Transformers 5 on every model, silently.
+Seen: zjunlp/EasyEdit#675; kmeng01/memit and the tracers of nnsight take it so.
+Fix: safe in a hook that returns nothing; none where the hook returns, or where what is taken is written to.
 """
 
 from __future__ import annotations

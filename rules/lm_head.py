@@ -5,6 +5,10 @@ elsewhere: `get_output_embeddings()` finds it. Applied by hand it still is not t
 Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head (huggingface/trl#5575). The input embedding matrix
 equals it on tied models only, and whether a model is tied is decided by the top-level flag of a composite config,
 which the text config's own can contradict (huggingface/transformers#43429): compare or take the output matrix.
+
+On: every release; GPT-NeoX by name, Granite, Cohere, Gemma 2 and Falcon-H1 by value, untied models by matrix.
+Seen: huggingface/trl#5575, apple/ml-cross-entropy#48, vllm-project/vllm#51063.
+Fix: safe for the module, unsafe for a product with its matrix; none where the head is assigned to.
 """
 
 from __future__ import annotations

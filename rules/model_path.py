@@ -8,6 +8,11 @@ norm has none, and its name differs (`final_layernorm` on Jamba, `embedding_norm
 `ddaudit.runtime` finds it.
 
 The repository's own modules may name their parts as they like.
+
+On: every release; composite classes, GPT-NeoX, GPT-2, Jamba and Falcon-H1, PEFT.
+Seen: om-ai-lab/VLM-R1#279, alibaba/Pai-Megatron-Patch#603, NVIDIA/kvpress#129.
+Fix: safe where an accessor returns the same module, unsafe for the decoder as a whole; none where the path is
+  assigned to.
 """
 
 from __future__ import annotations

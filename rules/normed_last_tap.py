@@ -5,6 +5,10 @@ The last entry of `hidden_states` is the final norm's output on every Transforme
 two kinds of state. Nothing fails: a lens is wrong at its last layer, a drafter accepts less (seen in conversions of
 EAGLE-3 and DFlash drafters). `layer_output(hidden_states, layer)` of `ddaudit.runtime` returns the residual stream of
 every layer, the last too. A last state that goes straight into the head is right as it is.
+
+On: every release and model, silently.
+Seen: huggingface/transformers#26142, NVIDIA/Model-Optimizer#1846, huggingface/transformers#40994.
+Fix: none: which of the two was meant has to be seen.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ embeddings come in, the cache is an object that is updated in place), two values
 module no longer has `num_heads`, `hidden_size`, `rotary_emb` or `_attn`; of a hybrid model most layers have another
 forward. Register an attention function with `AttentionInterface` instead, or hook the module. Members are looked up
 in a list of what each class of 5.24.0 has, which ships with the tool.
+
+On: Transformers 4.48 and later on the family itself; every release on the others.
+Seen: mit-han-lab/streaming-llm, whose patched forwards were read against 5.24.
+Fix: none.
 """
 
 from __future__ import annotations

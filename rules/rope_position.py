@@ -6,6 +6,10 @@ for every model (deepspeedai/DeepSpeed#8345); a write creates an attribute that 
 `sin` once and hands them down. Rotary modules are built from a config, not from a size, and
 `apply_rotary_pos_emb`'s fifth argument is `unsqueeze_dim`, so positions given there are silently taken for that.
 Read `config.get_text_config().rope_parameters`, which is nested by layer type on Gemma 3.
+
+On: Transformers 5 on every model.
+Seen: deepspeedai/DeepSpeed#8345, deepspeedai/DeepSpeed#8341, huggingface/transformers#42390.
+Fix: unsafe for a written base, since releases before 5 read the attribute; none for the rest.
 """
 
 from __future__ import annotations

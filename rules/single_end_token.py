@@ -3,6 +3,10 @@
 `tokenizer.eos_token_id` is one id. Chat models end a turn with another than they end a text with, and their
 generation config lists both (Qwen3: `<|im_end|>` and `<|endoftext|>`); a loop that knows one of them runs on past
 the end. `stop_token_ids(model, tokenizer)` of `ddaudit.runtime` returns every end token from both configs.
+
+On: every release; chat models, silently.
+Seen: the generation configs of Qwen3 and Llama 3, which list several.
+Fix: unsafe: a loop that ends earlier gives shorter texts on old models too.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ arguments (`dola_decoding=`, `mature_layer=` of voidism/DoLa), and releases took
 `num_logits_to_keep=`, gone from 5.x). Code that was written beside such a fork needs a logits processor,
 `custom_generate`, or a decoding loop of its own. Arguments are looked up in a list of everything that `generate` and
 any forward of 5.24.0 take, which ships with the tool.
+
+On: 5.24 on every model; `return_legacy_cache` and `num_logits_to_keep` work on 4.x.
+Seen: voidism/DoLa beside stock Transformers; raises ValueError on 5.24 (measured).
+Fix: none: what the argument was for has to be seen.
 """
 
 from __future__ import annotations

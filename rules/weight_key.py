@@ -5,6 +5,10 @@ Qwen3.6's has `model.language_model.embed_tokens.weight`, GPT-NeoX other words, 
 compiled or PEFT-wrapped model prefixes every key. Take the tensor from the loaded model
 (`model.get_input_embeddings().weight`), or look the key up by its end. Tables of a class's own tied or ignored keys
 are fine.
+
+On: every release; composite, tied, compiled and PEFT-wrapped models.
+Seen: seen in SafeAILab/EAGLE and kmeng01/rome; the names are those of the published checkpoints.
+Fix: none: the model may not be loaded there.
 """
 
 from __future__ import annotations

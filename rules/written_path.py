@@ -7,6 +7,10 @@ or nothing traced at all (kmeng01/rome and its successors keep such templates fo
 modules: `get_decoder().layers[i]`, or the name that `named_modules()` gives for that object.
 
 A template that is chosen by a test of the model's structure is fine, and so is a text that is only printed.
+
+On: every release; composite classes, GPT-NeoX, PEFT.
+Seen: the templates of kmeng01/rome and likenneth/honest_llama, read in the source.
+Fix: none: what looks for the name has to take the module.
 """
 
 from __future__ import annotations
