@@ -47,6 +47,8 @@ class Flow:
         self.definitions: dict[str, Function | Class | File] = {}
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
+        self.copies: set[Function] = set()
+        """Functions that take the place of a method which one family's class has itself."""
         self._rivals: dict[tuple[str, Scope, str], bool] = {}
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""

@@ -29,6 +29,8 @@ def install(flow: Flow, target: ast.Attribute, expr: ast.expr, scope: Scope) -> 
         if function.owner is None and function.positional and model is not None:
             fact = fact_at(target, scope.file, f"`{target.attr}` of `{model}` is replaced")
             value = Value(library.instance_kind(model) or Kind.MODEL, model, Confidence.LIKELY, (fact,))
+            if target.attr in ("forward", "prepare_inputs_for_generation") or target.attr.startswith("_"):
+                flow.copies.add(function)
             flow.seed(("name", function.scope, function.positional[0]), value)
             continue
         if function.owner is None and function.positional:

@@ -189,7 +189,9 @@ class FileFacts:
         function = self.function(node)
         if function is None or function.owner is not None or not isinstance(node, ast.Name) or node.id != "self":
             return False
-        return any(value.kind is Kind.LAYER or _is_family(value.origin) for value in self.values(node))
+        values = self.values(node)
+        is_copy = function in self.facts.flow.copies and any(_is_family(value.origin) for value in values)
+        return is_copy or any(value.kind is Kind.LAYER for value in values)
 
     def _class_of_self(self, node: ast.expr) -> Class | None:
         """The class in one of whose methods `node` is the instance."""

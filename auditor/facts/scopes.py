@@ -20,6 +20,8 @@ ScopeNode: TypeAlias = (
     | ast.DictComp | ast.GeneratorExp
 )  # fmt: skip
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Methods of a module that give it a member by name.
+REGISTERS = frozenset({"register_buffer", "register_parameter", "register_module", "add_module"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -337,6 +339,9 @@ class _Collector:
                 match node:
                     case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
                         self.file.attributes_set.add(name)
+                    case ast.Call(func=ast.Attribute(attr=attr), args=[ast.Constant(value=str(name)), *_]):
+                        if attr in REGISTERS:
+                            self.file.attributes_set.add(name)
                 self._add(("call", node, None), Source("call", scope, node))
             case ast.Import(names=aliases):
                 for alias in aliases:
