@@ -32,6 +32,7 @@ FAMILIES = re.compile(
     r"|baichuan|internlm|starcoder|longchat|cohere|granite",
     re.IGNORECASE,
 )
+FAMILY = re.compile(rf"({FAMILIES.pattern})[\d._-]*", re.IGNORECASE)
 FAMILY_CLASS = re.compile(
     r"^transformers\..*[A-Z]\w*(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention\w*|DecoderLayer|RMSNorm|MLP"
     r"|RotaryEmbedding|Model)$"
@@ -142,7 +143,7 @@ class ClassGate(Rule):
             def layers_of(model_name):
                 if "llama" in model_name or "longchat" in model_name:
                     return 32
-                elif "mistral" in model_name:
+                elif model_name == "mistral":
                     return 24
                 else:
                     raise NotImplementedError(model_name)
@@ -317,6 +318,13 @@ def _refusing_chain(head: ast.If, file: FileFacts) -> Iterator[ast.expr]:
                     if FAMILIES.search(family) and "model" in file.text(name) and "model_type" not in file.text(name):
                         yield test
                         break
+                case ast.Compare(
+                    left=ast.Name(id=name) | ast.Attribute(attr=name),
+                    ops=[ast.Eq()],
+                    comparators=[ast.Constant(value=str(family))],
+                ) if "model" in name and FAMILY.fullmatch(family) and _model_type(part.left, file) is None:
+                    yield test
+                    break
 
 
 def _matches_name(test: ast.expr, file: FileFacts) -> Value | None:
