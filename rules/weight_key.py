@@ -113,6 +113,8 @@ def _is_key(node: ast.AST, file: FileFacts) -> bool:
     match above:
         case ast.Subscript(slice=key):
             return key is node
+        case ast.Compare() if isinstance(file.parent(above), ast.Assert):
+            return False
         case ast.Compare() | ast.Assign() | ast.List() | ast.Tuple() | ast.Set() | ast.Dict():
             return True
         case ast.Call(func=ast.Attribute(attr="get" | "get_tensor" | "pop" | "get_slice" | "get_parameter")):

@@ -210,7 +210,7 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
                 continue
         scope = file.scopes[node]
         variable = flow.variable(base, scope)
-        if variable is None or flow.held(variable) or _is_loop_variable(variable, flow):
+        if variable is None or flow.held(variable) or _is_part(variable, flow):
             continue
         name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
         if name in others:
@@ -232,8 +232,11 @@ def _taken_apart(loop: ast.AST, iterable: ast.expr, file: File) -> ast.expr | No
     return iterable if unpacks_pair(target, loop, file) else None
 
 
-def _is_loop_variable(variable: Variable, flow: Flow) -> bool:
-    """Whether it is one of many: what a cache has for a layer, not the cache."""
+def _is_part(variable: Variable, flow: Flow) -> bool:
+    """Whether it is one of many, what a cache has for a layer, or what a cache of the repository keeps in itself."""
+    kind, owner, _ = variable
+    if kind == "attribute" and owner in flow.own_caches:
+        return True
     return any(source.mode.startswith("iterate") for source in flow.sources.get(variable, ()))
 
 

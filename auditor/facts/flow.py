@@ -106,19 +106,20 @@ class Flow:
     @cached_property
     def own_cache_members(self) -> frozenset[str]:
         """Attributes and methods of the repository's classes that are called caches."""
-        methods = {name for owner in self._own_caches for name in owner.methods}
+        methods = {name for owner in self.own_caches for name in owner.methods}
         return self.own_cache_attributes | methods
 
     @cached_property
     def own_cache_attributes(self) -> frozenset[str]:
         """What the repository's classes that are called caches set themselves."""
-        owners = self._own_caches
+        owners = self.own_caches
         methods = {name for owner in owners for name in owner.methods}
         fields = {str(key[2]) for key in self.sources if key[0] == "attribute" and key[1] in owners}
         return frozenset(fields - methods)
 
     @cached_property
-    def _own_caches(self) -> set[Class]:
+    def own_caches(self) -> set[Class]:
+        """The repository's classes that are called caches."""
         return {owner for file in self.files.values() for owner in file.classes if "cache" in owner.node.name.lower()}
 
     def solve(self) -> None:
