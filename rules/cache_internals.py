@@ -145,15 +145,14 @@ class CacheInternals(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
-        if _is_own_part(node, file):
-            return
         for finding in self._decide(node, file):
             # A method of the repository's own module fills, as a rule, a cache of its own; a legacy one takes tuples.
             function = file.function(node)
             is_own = finding.confidence is not Confidence.PROVEN and (
                 file.module_class(node) is not None or (function is not None and "legacy" in function.name)
             )
-            if not is_own and not file.is_legacy_branch(node) and not _is_own_forward(node, file):
+            is_own = is_own or _is_own_part(node, file) or _is_own_forward(node, file)
+            if not is_own and not file.is_legacy_branch(node):
                 yield finding
 
     def _decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:

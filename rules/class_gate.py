@@ -188,8 +188,10 @@ class ClassGate(Rule):
                 severity = SEVERITIES.get(outcome(node, file))
                 if severity is not None:
                     yield self.report(file, node, config, severity=severity, fix=REASON)
-            case ast.Subscript(value=table, slice=key, ctx=ast.Load()):
-                config = _model_type(key, file) if FAMILIES.search(" ".join(_strings(table, file))) else None
+            case ast.Subscript(value=table, slice=ast.Name() | ast.Attribute(attr="model_type") as key, ctx=ast.Load()):
+                config = _model_type(key, file) if isinstance(key, ast.Attribute) or "type" in key.id else None
+                if not FAMILIES.search(" ".join(_strings(table, file)) if config is not None else ""):
+                    return
                 if config is not None and not _is_looked_up_first(node, file):
                     yield self.report(file, node, config, message=TABLE, fix=REASON)
             case ast.Call(func=ast.Name(id="isinstance"), args=[given, classes]):

@@ -156,7 +156,7 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         return
     for base, path, scope in _chains(file):
         two = ".".join(path[:2])
-        name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+        name = _last_name(base)
         named = bool(library.MODEL_NAMES.match(name))
         is_path = two in library.MODEL_PATHS or path[0] in library.MODEL_PATHS
         if not is_path and not (named and path[0] in library.NAMED_MODEL_PATHS):
@@ -212,7 +212,7 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
         variable = flow.variable(base, scope)
         if variable is None or flow.held(variable) or _is_part(variable, flow):
             continue
-        name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+        name = _last_name(base)
         if name in others:
             continue
         if names.match(name):
@@ -224,12 +224,18 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
 
 
 def _taken_apart(loop: ast.AST, iterable: ast.expr, file: File) -> ast.expr | None:
-    """What a loop goes over, if what it gives is taken for a pair."""
-    target = loop.target if isinstance(loop, ast.For | ast.comprehension) else None
-    match iterable, target:
-        case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, each]):
-            return inner if unpacks_pair(each, loop, file) or "past" in ast.unparse(inner) else iterable
-    return iterable if unpacks_pair(target, loop, file) else None
+    """What a loop goes over, if it is named like a cache, and what it gives is taken for a pair."""
+    each = loop.target if isinstance(loop, ast.For | ast.comprehension) else None
+    match iterable, each:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, counted]):
+            iterable, each = inner, counted
+    if not library.CACHE_NAMES.match(_last_name(iterable)):
+        return None
+    return iterable if unpacks_pair(each, loop, file) else None
+
+
+def _last_name(expr: ast.expr) -> str:
+    return expr.attr if isinstance(expr, ast.Attribute) else expr.id if isinstance(expr, ast.Name) else ""
 
 
 def _is_part(variable: Variable, flow: Flow) -> bool:
@@ -253,7 +259,7 @@ def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
                 pass
             case _:
                 continue
-        found.add(base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else "")
+        found.add(_last_name(base))
     return found
 
 
