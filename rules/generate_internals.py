@@ -97,6 +97,12 @@ class GenerateInternals(Rule):
                     return model(**inputs).loss
         """),
         Good("""
+            def search(self, ids, **model_kwargs):
+                inputs = self.prepare_inputs_for_generation(ids, **model_kwargs)
+                inputs["input_ids"] = ids[:, -1:]
+                return self(**inputs)
+        """),
+        Good("""
             import torch
 
             def draw(distribution: torch.distributions.Categorical):
@@ -170,7 +176,7 @@ class GenerateInternals(Rule):
                 if not given & {None, "past_key_values", "cache"} or "next_sequence_length" in given:
                     return
                 owner = file.holds(base, Kind.MODEL) or _self_of_a_loop(name, base, file)
-                passes_on = function is not None and function.name == name
+                passes_on = (function is not None and function.name == name) or _cuts_itself(node, file)
                 if owner is not None and not passes_on and not file.defines(base, name):
                     yield self.report(file, node, owner, severity=Severity.SILENT, message=UNCUT, fix=REASON)
             case ast.FunctionDef(name=method, args=args) if method in ADDED:
@@ -194,6 +200,21 @@ def _stock_class(base: ast.expr, file: FileFacts) -> Value | None:
         if re.match(r"^transformers\..*(GenerationMixin|ForCausalLM|ForConditionalGeneration|PreTrainedModel)$", name):
             return Value(Kind.LIBRARY, name, evidence=(f"{file.source.path}:{base.lineno}: `{name}`",))
     return None
+
+
+def _cuts_itself(call: ast.Call, file: FileFacts) -> bool:
+    """Whether the code puts inputs of its own into what comes back."""
+    match file.statement(call):
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            pass
+        case _:
+            return False
+    for node in file.nodes:
+        match node:
+            case ast.Subscript(value=ast.Name(id=name_), slice=ast.Constant(value="input_ids"), ctx=ast.Store()):
+                if name_ == name and file.function(node) is file.function(call):
+                    return True
+    return False
 
 
 def _self_of_a_loop(name: str, base: ast.expr, file: FileFacts) -> Value | None:

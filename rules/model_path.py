@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAMES, LAYERS_NAMES, NORM_NAMES
+from ddaudit.auditor.facts.scopes import Class
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -166,7 +167,8 @@ class ModelPath(Rule):
             return
         if isinstance(above, ast.Attribute) and above.attr in PARTS | INNER_NAMES | HEAD_NAMES | NEUTRAL:
             return
-        if isinstance(above, ast.Attribute) and above.attr.endswith("mask") and not file.is_read(above):
+        # What only a vendored forward reads is said of by DDA107.
+        if isinstance(above, ast.Attribute) and above.attr.endswith(("mask", "_mode")) and not file.is_read(above):
             return
         made = file.made_from(node.value)
         if (isinstance(made, ast.IfExp) and tests_path(made.test)) or is_chosen(node, file):
@@ -176,7 +178,7 @@ class ModelPath(Rule):
         if file.is_patched_self(node.value) or file.is_built_by_own_class(node.value):
             return
         root, path = _split(node)
-        if _is_peft_wrapper(node, path):
+        if _is_peft_wrapper(root, path, file):
             return
         accessor, fix = _fix(node, root, path, file)
         known = file.holds(root, Kind.MODEL) is not None and "base_model" not in path
@@ -207,8 +209,11 @@ def _split(node: ast.Attribute) -> tuple[ast.expr, list[str]]:
     return current, path
 
 
-def _is_peft_wrapper(node: ast.Attribute, path: list[str]) -> bool:
-    return path == ["base_model", "model"]
+def _is_peft_wrapper(root: ast.expr, path: list[str], file: FileFacts) -> bool:
+    """Whether this is the way through PEFT's wrapper, and not that to a model which the repository's class keeps."""
+    own = file.holds(root, Kind.OWN)
+    owner = file.definition(own) if own is not None else None
+    return path == ["base_model", "model"] and not (isinstance(owner, Class) and "Peft" not in owner.node.name)
 
 
 def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) -> tuple[str, Fix | str]:
