@@ -13,6 +13,7 @@ Fix: none: what is to happen to the other layers has to be decided.
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "q_attn"})
 # Projections of linear-attention layers: a list that names them means the other layers too.
 LINEAR = frozenset({"in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_ba", "out_proj", "linear_attn", "all-linear"})
+# Hybrid families' layers differ from one another, though they are of one class.
+ONE_LAYER = re.compile(r"^transformers\.(?!.*(Next|3_5|Lfm2|Jamba|Bamba|Hybrid|H1|Nemotron|Zamba)).*DecoderLayer$")
 WALKS = frozenset({"named_modules", "named_children", "items"})
 BY_NAME = (
     "a module is looked for by the name `{name}`, which linear-attention layers do not have: they are left out "
@@ -51,6 +54,13 @@ class AttentionSubmodule(Rule):
     nodes = (ast.Attribute, ast.Compare, ast.Call, ast.JoinedStr)
     markers = ("attn", "attention", "_proj", "query_key_value")
     EXAMPLES = (
+        Good("""
+            from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+            def parts(config):
+                layer = Qwen3DecoderLayer(config, layer_idx=0)
+                return layer.self_attn, layer.mlp
+        """),
         Good("""
             from transformers import PreTrainedModel
 
@@ -104,6 +114,8 @@ class AttentionSubmodule(Rule):
                 layer = file.holds(base, Kind.LAYER)
                 if layer is None or file.is_set_by_own_class(node) or file.is_patched_self(base):
                     return
+                if _is_made_here(base, file):
+                    return
                 if not _is_asked_for(name, node, file):
                     claim = Claim(Ask.LAYER_PART, name)
                     yield self.report(file, node, layer, fix=REASON, claim=claim, name=name)
@@ -144,6 +156,14 @@ class AttentionSubmodule(Rule):
             fact = f"{file.source.path}:{made.lineno}: the adapter's modules are listed by name"
             listed = Value(Kind.LIBRARY, fact, evidence=(fact,))
             yield self.report(file, keyword, listed, severity=Severity.SILENT, message=TARGETS, fix=REASON)
+
+
+def _is_made_here(layer: ast.expr, file: FileFacts) -> bool:
+    """A layer of one family's class, whose parts are the class's own."""
+    match file.made_from(layer):
+        case ast.Call(func=func):
+            return any(ONE_LAYER.search(name) for name in file.qualified_names(func))
+    return False
 
 
 def _is_asked_for(name: str, node: ast.AST, file: FileFacts) -> bool:

@@ -48,6 +48,14 @@ class BareCache(Rule):
     markers = ("DynamicCache",)
     EXAMPLES = (
         Good("""
+            from transformers import DynamicCache
+
+            def split(cache, low, high):
+                part = DynamicCache()
+                part.layers = list(cache.layers[low:high])
+                return part
+        """),
+        Good("""
             from torch import nn
             from transformers import DynamicCache
 
@@ -127,7 +135,7 @@ class BareCache(Rule):
         assert isinstance(node, ast.Call)
         made = file.holds(node, Kind.CACHE)
         names = {name.rpartition(".")[2] for name in file.qualified_names(node.func)}
-        if made is None or "DynamicCache" not in names or _has_layers(node) or file.is_legacy_branch(node):
+        if made is None or "DynamicCache" not in names or _has_layers(node, file) or file.is_legacy_branch(node):
             return
         use = file.cache_use(made)
         if use.models:
@@ -141,7 +149,16 @@ class BareCache(Rule):
             yield self.report(file, node, because, fix=reason, claim=CLAIM, name="DynamicCache")
 
 
-def _has_layers(call: ast.Call) -> bool:
+def _has_layers(call: ast.Call, file: FileFacts) -> bool:
+    """Whether the cache is made with layers, or is given some where it is made."""
+    match file.parent(call):
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            home = file.scope(call)
+            for target in file.nodes:
+                match target:
+                    case ast.Attribute(value=ast.Name(id=owner), attr="layers", ctx=ast.Store()) if owner == name:
+                        if file.scope(target) is home:
+                            return True
     return bool(call.args) or any(keyword.arg in (None, "config", "ddp_cache_data") for keyword in call.keywords)
 
 

@@ -56,6 +56,14 @@ class CacheInternals(Rule):
     markers = ("past", "cache", "kv")
     EXAMPLES = (
         Good("""
+            from transformers import Cache
+
+            def cut(cache: Cache, length):
+                keys = getattr(cache, "key_cache", None)
+                if keys is not None:
+                    cache.key_cache[0] = cache.key_cache[0][:, :, :length]
+        """),
+        Good("""
             from transformers import DynamicCache
 
             class Evicting(DynamicCache):

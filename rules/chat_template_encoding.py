@@ -42,6 +42,10 @@ class ChatTemplateEncoding(Rule):
     markers = ("apply_chat_template",)
     EXAMPLES = (
         Good("""
+            def ids(tokenizer, messages):
+                return tokenizer.apply_chat_template(messages, return_tensors="pt")["input_ids"]
+        """),
+        Good("""
             def render(tokenizer, messages):
                 return tokenizer.apply_chat_template(messages, tokenize=False)
         """),
@@ -145,8 +149,8 @@ def _measures(use: ast.AST, file: FileFacts) -> bool:
     match file.parent(use):
         case ast.Attribute(attr=attr):
             return attr in ("shape", "size", "ndim", "dim", "numel", "unsqueeze", "squeeze", "tolist", "clone")
-        case ast.Subscript(value=base):
-            return base is use
+        case ast.Subscript(value=base, slice=key):
+            return base is use and not (isinstance(key, ast.Constant) and isinstance(key.value, str))
         case ast.keyword(arg="input_ids" | "inputs"):
             return True
         case ast.Call(func=called, args=[first, *_]) if first is use and file.holds(called, Kind.MODEL) is not None:

@@ -34,7 +34,7 @@ FAMILIES = re.compile(
 )
 FAMILY = re.compile(rf"({FAMILIES.pattern})[\d._-]*", re.IGNORECASE)
 FAMILY_CLASS = re.compile(
-    r"^transformers\..*[A-Z]\w*(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention\w*|DecoderLayer|RMSNorm|MLP"
+    r"^transformers\.(?!cache_utils\.).*[A-Z]\w*(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention\w*|DecoderLayer|RMSNorm|MLP"
     r"|RotaryEmbedding|Model)$"
 )
 CLASS_NAME = re.compile(r"^[A-Z]\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention|DecoderLayer)$")
@@ -55,6 +55,14 @@ class ClassGate(Rule):
     nodes = (ast.Compare, ast.Call, ast.If, ast.Subscript)
     markers = ("model_type", "isinstance", "architectures", "__name__", "search(", "match(", "raise")
     EXAMPLES = (
+        Good("""
+            from transformers.cache_utils import LinearAttentionAndFullAttentionLayer
+
+            def adopt(layer):
+                if isinstance(layer, LinearAttentionAndFullAttentionLayer):
+                    return layer.conv_states
+                raise TypeError(type(layer))
+        """),
         Good("""
             from transformers import PreTrainedModel
 

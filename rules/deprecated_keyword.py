@@ -40,6 +40,15 @@ class DeprecatedKeyword(Rule):
     markers = ("past_key_value", "torch_dtype", "cache_position", "tokenizer=", ".tokenizer")
     EXAMPLES = (
         Good("""
+            from transformers import AutoModelForCausalLM
+
+            def load(name, dtype):
+                try:
+                    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+                except TypeError:
+                    return AutoModelForCausalLM.from_pretrained(name, torch_dtype=dtype)
+        """),
+        Good("""
             from torch import nn
 
             class Drafter(nn.Module):
@@ -126,7 +135,7 @@ class DeprecatedKeyword(Rule):
 
     def _option(self, options: ast.Name, key: ast.Constant, file: FileFacts) -> Iterator[Finding]:
         called = unpacked_into(options, file)
-        if called is not None and called.origin.endswith(LOADERS):
+        if called is not None and not _is_second_try(key, file) and called.origin.endswith(LOADERS):
             text = file.text(key).replace("torch_dtype", "dtype")
             fix = Fix((file.edit(key, text),), Applicability.UNSAFE, OLD_RELEASES)
             yield self.report(file, key, called, fix=fix, old='"torch_dtype"', new='"dtype"', until=" since 4.56")
@@ -163,7 +172,7 @@ class DeprecatedKeyword(Rule):
 
     def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
         called = loader(call, file)
-        if called is None:
+        if called is None or _is_second_try(call, file):
             return
         if keyword.arg == "tokenizer":
             if called.origin.endswith("Trainer"):
@@ -173,6 +182,17 @@ class DeprecatedKeyword(Rule):
         elif called.origin.endswith(LOADERS):
             fix = _rename(keyword, file.offsets(keyword)[0], "torch_dtype", "dtype")
             yield self.report(file, keyword, called, fix=fix, old="torch_dtype=", new="dtype=", until=" since 4.56")
+
+
+def _is_second_try(node: ast.AST, file: FileFacts) -> bool:
+    """Where the new name was refused, as old releases do."""
+    for above in file.ancestors(node):
+        match above:
+            case ast.ExceptHandler(type=ast.expr() as refused) if "TypeError" in file.text(refused):
+                return True
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                return False
+    return False
 
 
 def _rename(node: ast.AST, start: int, old: str, new: str) -> Fix:

@@ -57,6 +57,13 @@ class FlatConfigAttribute(Rule):
     markers = ("config",)
     EXAMPLES = (
         Good("""
+            from transformers import DynamicCache
+
+            def make(config):
+                text = config.get_text_config() if hasattr(config, "get_text_config") else config
+                return DynamicCache(config=text), text.num_hidden_layers
+        """),
+        Good("""
             from transformers import PreTrainedModel
 
             def width(model: PreTrainedModel):
@@ -131,7 +138,7 @@ class FlatConfigAttribute(Rule):
         if config is None or file.holds(base, Kind.TEXT_CONFIG) or file.is_own_config(base):
             return
         # A drafter is of one architecture, and its config is flat.
-        if DRAFTER.search(file.text(base)):
+        if DRAFTER.search(file.text(base)) or _is_text_config(base, file):
             return
         if _is_asked_for(base, name, node, file):
             # What no text config of the target has is asked for rightly.
@@ -145,6 +152,18 @@ class FlatConfigAttribute(Rule):
             severity = Severity.ERROR
         fix = _fix(node, base, name, config, file)
         yield self.report(file, node, config, severity=severity, fix=fix, claim=Claim(ask, name), name=name)
+
+
+def _is_text_config(base: ast.expr, file: FileFacts) -> bool:
+    """Made by a choice that takes the text config where there is one."""
+    match file.made_from(base):
+        case ast.IfExp(body=ast.Call(func=ast.Attribute(attr="get_text_config"))):
+            return True
+        case ast.IfExp(body=ast.Attribute(attr="text_config")):
+            return True
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value="text_config"), _]):
+            return True
+    return False
 
 
 def _is_asked_for(base: ast.expr, name: str, node: ast.AST, file: FileFacts) -> bool:

@@ -108,7 +108,7 @@ def _called(flow: Flow, value: Value, call: ast.Call, scope: Scope) -> list[Valu
 def instances(flow: Flow, value: Value, owner: Class) -> list[Value]:
     made = [replace(value, kind=Kind.OWN)]
     name = owner.node.name
-    if library.is_language_model(name) and flow.is_module_class(owner):
+    if library.is_language_model(name) and flow.is_of_transformers(owner):
         # Whoever holds one from outside walks into it as into the stock model that it copies.
         fact = fact_at(owner.node, owner.outer.file, f"`{name}` is a causal language model of the repository")
         made.append(Value(Kind.MODEL, value.origin, Confidence.LIKELY, (fact,)))

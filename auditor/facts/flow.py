@@ -152,6 +152,10 @@ class Flow:
         """Whether instances are neural network modules that the repository itself defines."""
         return any(isinstance(base, str) and library.MODULE_BASE.search(base) for base in self.bases(owner))
 
+    def is_of_transformers(self, owner: Class) -> bool:
+        """Whether the class stands on one of Transformers', whose parts a release can move and rename."""
+        return any(isinstance(base, str) and base.startswith("transformers.") for base in self.bases(owner))
+
     def is_model_part(self, owner: Class) -> bool:
         """A neural network module of the repository, or a subclass of a stock model, which has one family's config."""
         bases = (base for base in self.bases(owner) if isinstance(base, str))

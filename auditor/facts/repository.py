@@ -392,8 +392,18 @@ class FileFacts:
         """Tests for old releases, and what runs only where they hold."""
         parts: set[ast.AST] = set()
         for node in self.nodes:
-            if isinstance(node, ast.If | ast.IfExp) and _tests_legacy(node.test):
-                negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+            if not isinstance(node, ast.If | ast.IfExp):
+                continue
+            match node.test:
+                case ast.Compare(left=ast.Name() as asked, ops=[op], comparators=[ast.Constant(value=None)]):
+                    negated, is_legacy = isinstance(op, ast.Is), _gets_legacy(self.made_from(asked))
+                case ast.Name() as asked:
+                    negated, is_legacy = False, _gets_legacy(self.made_from(asked))
+                case ast.UnaryOp(op=ast.Not(), operand=operand):
+                    negated, is_legacy = True, _tests_legacy(operand)
+                case test:
+                    negated, is_legacy = False, _tests_legacy(test)
+            if is_legacy:
                 runs = node.orelse if negated else node.body
                 parts.add(node.test)
                 parts.update(runs if isinstance(runs, list) else [runs])
@@ -421,6 +431,14 @@ def _unbinds(binding: ast.AST) -> bool:
     return isinstance(binding, ast.ExceptHandler) or (
         isinstance(binding, ast.Name) and isinstance(binding.ctx, ast.Del)
     )
+
+
+def _gets_legacy(made: ast.expr | None) -> bool:
+    """`getattr(cache, "key_cache", None)`, which is None on new releases."""
+    match made:
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), ast.Constant(value=None)]):
+            return name in LEGACY_ATTRIBUTES
+    return False
 
 
 def _tests_legacy(test: ast.expr) -> bool:
