@@ -42,6 +42,8 @@ TUPLE = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where
 NO_LIMIT = (
     "a cache without a limit answers -1, never None, and a sliding one its window; only a static cache has a limit"
 )
+# What neither a legacy pair nor a layer of Transformers has, but a repository's own store.
+OWN_PARTS = frozenset({"key", "value", "k", "v", "k_cache", "v_cache", "key_states", "value_states"})
 REASON = "what replaces it depends on what the values are for"
 
 PAIRS, KEYS = Claim(Ask.CACHE_PAIRS), Claim(Ask.LAYER_KEYS)
@@ -55,6 +57,14 @@ class CacheInternals(Rule):
     nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
+        Good("""
+            from transformers import AutoModelForCausalLM
+
+            def length(name, ids):
+                model = AutoModelForCausalLM.from_pretrained(name)
+                cache = model(ids).past_key_values
+                return cache[0].key.shape[2]
+        """),
         Good("""
             from transformers import Cache
 
@@ -178,6 +188,9 @@ class CacheInternals(Rule):
                     yield self.report(file, node, cache, fix=fix, claim=claim, name=attr, remedy=_remedy(attr))
             case ast.Subscript(value=base, slice=key) if (cache := file.holds(base, Kind.CACHE)) is not None:
                 if isinstance(key, ast.JoinedStr) or isinstance(file.constant(key), str):
+                    return
+                above = file.parent(node)
+                if isinstance(above, ast.Attribute) and above.attr in OWN_PARTS:
                     return
                 length = _measured(node, file)
                 fix = _length(length, base, file, Applicability.UNSAFE) if length is not None else REASON

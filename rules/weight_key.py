@@ -47,6 +47,19 @@ class WeightKey(Rule):
     markers = (".weight", ".bias")
     EXAMPLES = (
         Good("""
+            from torch import nn
+
+            class Heads(nn.Module):
+                def __init__(self, width):
+                    super().__init__()
+                    self.lm_head = nn.Linear(width, width)
+
+            def export(width):
+                heads = Heads(width)
+                state = heads.state_dict()
+                return {"lm_head.weight": state["lm_head.weight"].detach().clone()}
+        """),
+        Good("""
             class Model:
                 _tied_weights_keys = ["lm_head.weight"]
         """),
@@ -92,7 +105,24 @@ def _names_made(node: ast.AST, file: FileFacts) -> bool:
     match file.parent(node):
         case ast.Dict(keys=keys, values=values):
             made = values[keys.index(node)] if node in keys else None
-            return isinstance(made, ast.Call) and any(n.startswith("torch.") for n in file.qualified_names(made.func))
+            if isinstance(made, ast.Call):
+                return any(n.startswith("torch.") for n in file.qualified_names(made.func)) or _copies(made)
+    return False
+
+
+def _copies(made: ast.Call) -> bool:
+    """`tensor.detach().clone()`: the dict is written out, and nothing is looked up in it."""
+    return any(
+        isinstance(part, ast.Attribute) and part.attr in ("clone", "detach", "contiguous", "cpu")
+        for part in ast.walk(made.func)
+    )
+
+
+def _is_own_state(above: ast.Subscript, file: FileFacts) -> bool:
+    """An entry of the state of the repository's own module."""
+    match file.made_from(above.value):
+        case ast.Call(func=ast.Attribute(value=module, attr="state_dict")):
+            return file.holds(module, Kind.OWN) is not None and file.holds(module, Kind.MODEL) is None
     return False
 
 
@@ -112,7 +142,7 @@ def _is_key(node: ast.AST, file: FileFacts) -> bool:
                 break
     match above:
         case ast.Subscript(slice=key):
-            return key is node
+            return key is node and not _is_own_state(above, file)
         case ast.Compare() if isinstance(file.parent(above), ast.Assert):
             return False
         case ast.Compare() | ast.Assign() | ast.List() | ast.Tuple() | ast.Set() | ast.Dict():
