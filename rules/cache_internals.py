@@ -58,6 +58,17 @@ class CacheInternals(Rule):
     markers = ("past", "cache", "kv")
     EXAMPLES = (
         Good("""
+            from transformers import Cache
+
+            def cut(cache: Cache, length):
+                if hasattr(cache, "layers"):
+                    for layer in cache.layers:
+                        if hasattr(layer, "keys"):
+                            layer.keys = layer.keys[:, :, :length]
+                    return
+                cache.key_cache[0] = cache.key_cache[0][:, :, :length]
+        """),
+        Good("""
             from transformers import AutoModelForCausalLM
 
             def length(name, ids):

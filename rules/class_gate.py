@@ -38,7 +38,10 @@ FAMILY_CLASS = re.compile(
     r"^transformers\.(?!cache_utils\.).*[A-Z]\w*(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention\w*|DecoderLayer|RMSNorm|MLP"
     r"|RotaryEmbedding|Model)$"
 )
-CLASS_NAME = re.compile(r"^[A-Z]\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel|Attention|DecoderLayer)$")
+CLASS_NAME = re.compile(
+    r"^(?!Auto)[A-Z]\w+(ForCausalLM|ForConditionalGeneration|LMHeadModel)$"
+    rf"|^(?i:{FAMILIES.pattern})\w*(Attention|DecoderLayer)$"
+)
 TABLE = "a table of families has no entry for others; ask for what the code needs, such as `get_decoder()`"
 REASON = "what the refusal protects has to be judged"
 SEVERITIES = {
@@ -320,7 +323,7 @@ def _names_class(compare: ast.Compare, file: FileFacts) -> Value | None:
     """A comparison with the name of one family's class: of `architectures`, or of a class's `__name__`."""
     sides = [compare.left, *compare.comparators]
     names = [text for side in sides for text in _strings(side, file)]
-    if not any(CLASS_NAME.match(name) and not name.startswith("Auto") for name in names):
+    if not any(CLASS_NAME.match(name) for name in names):
         return None
     for side in sides:
         made = file.made_from(side)

@@ -533,3 +533,61 @@ def test_a_module_around_a_given_model_is_no_copy_of_an_architecture():
     file = facts_of(a=text)["a.py"]
     flow = file.facts.flow
     assert [flow.is_family_model(owner) for owner in file.file.classes] == [False, True, True]
+
+
+def test_fixtures_reach_the_tests_that_name_them():
+    """The nearest `conftest.py` counts, and a test's stand-in does not hide what a model is proven by."""
+    found = facts_of(
+        tests__conftest="""
+            import pytest
+            from torch import nn
+            from decode import step
+
+            class Tiny(nn.Module):
+                pass
+
+            @pytest.fixture(scope="module")
+            def model():
+                yield Tiny()
+        """,
+        tests__real__conftest="""
+            import pytest
+            from transformers import AutoModelForCausalLM
+
+            @pytest.fixture
+            def model():
+                return AutoModelForCausalLM.from_pretrained("name")
+        """,
+        tests__test_tiny="""
+            from decode import step
+
+            def test(model):
+                assert step(model, model.model)
+        """,
+        tests__real__test_real="def test(model):\n    assert model.model",
+        decode="""
+            def step(model, ids):
+                out = model(input_ids=ids, use_cache=True)
+                return out.logits
+        """,
+    )
+    assert kinds(found["tests/test_tiny.py"], "model") == {Kind.OWN}
+    assert kinds(found["tests/real/test_real.py"], "model") == {Kind.MODEL}
+    assert kinds(found["decode.py"], "model") == {Kind.MODEL, Kind.OWN}
+
+
+def test_a_model_of_the_repository_alone_is_no_stock_one():
+    """No release of Transformers moves the parts of a module that does not stand on it."""
+    text = """
+        from torch import nn
+        from transformers import LlamaPreTrainedModel
+
+        class {name}({base}):
+            pass
+
+        x = {name}()
+        x
+    """
+    text = textwrap.dedent(text)
+    assert in_one(text.format(name="LlamaForCausalLM", base="nn.Module"), "x") == {Kind.OWN}
+    assert Kind.MODEL in in_one(text.format(name="LlamaForCausalLM", base="LlamaPreTrainedModel"), "x")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.expressions import unpacks_pair
-from ddaudit.auditor.facts.scopes import File, Scope, Variable
+from ddaudit.auditor.facts.scopes import Class, File, Scope, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.flow import Flow
 
 Seed = tuple[Variable, Value]
+
+# A file of tests, whose classes stand in for models.
+TEST = re.compile(r"(^|/)(tests?/|test_\w+\.py|conftest\.py)|_test\.py")
 
 
 def add_evidence(flow: Flow) -> None:
@@ -46,6 +50,25 @@ def _is_open(flow: Flow, variable: Variable) -> bool:
     return all(value.kind is Kind.OTHER and not value.origin.startswith("torch.nn.") for value in flow.held(variable))
 
 
+def _is_made_up(flow: Flow, variable: Variable) -> bool:
+    """An attribute that neither the repository's class nor a base of another package can have set."""
+    owner = variable[1]
+    return (
+        isinstance(owner, Class)
+        and not flow.sources.get(variable)
+        and all(isinstance(base, Class) for base in flow.bases(owner))
+    )
+
+
+def _is_tested(flow: Flow, variable: Variable) -> bool:
+    """Whether nothing is known of what the variable holds, but that tests give it stand-ins of theirs."""
+    home = variable[1].outer.file if isinstance(variable[1], Class) else getattr(variable[1], "file", None)
+    if home is None or TEST.search(home.source.path):
+        return False
+    held = [value for value in flow.held(variable) if value.kind is not Kind.OTHER]
+    return bool(held) and all(value.kind is Kind.OWN and TEST.search(value.origin) for value in held)
+
+
 def _value(kind: Kind, node: ast.expr, file: File, confidence: Confidence, fact: str) -> Value:
     place = f"{file.source.path}:{node.lineno}"
     return Value(kind, f"{place}:{node.col_offset}", confidence, (f"{place}: {fact}",))
@@ -65,7 +88,7 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
             callee = callee.value
         variable = flow.variable(callee, scope)
-        if variable is None or not _is_open(flow, variable):
+        if variable is None or not (_is_open(flow, variable) or _is_tested(flow, variable)):
             continue
         read = _result_fields(node, file, fields)
         weight = len(given) + any(
@@ -166,7 +189,7 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
             continue
         if is_path:
             fact = f"`{name}.{two}` is a path of Transformers models"
-        elif not flow.held(variable):
+        elif not flow.held(variable) and not _is_made_up(flow, variable):
             fact = f"`{name}` has `.{path[0]}`, and its name says model"
         else:
             continue

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.cache_uses import CacheUse, cache_uses, note_moves
 from ddaudit.auditor.facts.compaction import Compaction, find_compactions
-from ddaudit.auditor.facts.evidence import add_evidence
+from ddaudit.auditor.facts.evidence import TEST, add_evidence
+from ddaudit.auditor.facts.fixtures import pass_fixtures
 from ddaudit.auditor.facts.flow import Flow
 from ddaudit.auditor.facts.patching import hooked_layer, patched
 from ddaudit.auditor.facts.scopes import Class, File, Function, Scope, index
@@ -140,6 +141,9 @@ class FileFacts:
     def is_stock(self, node: ast.AST) -> bool:
         """Whether nothing says that this is an instance, or a part of an instance, of the repository's own class."""
         own = self.holds(node, Kind.OWN)
+        if own is not None and TEST.search(own.origin) and not TEST.search(self.source.path):
+            # A stand-in that tests give to what others give a model.
+            return self.holds(node, Kind.MODEL, Kind.BACKBONE) is not None
         if own is None and isinstance(node, ast.Attribute) and node.attr in library.INNER_NAMES:
             own = self.holds(node.value, Kind.OWN)
             owner = self.definition(own) if own is not None else None
@@ -387,6 +391,16 @@ class FileFacts:
         """In code that a test for an attribute or class of old releases keeps from running on new ones."""
         return any(item in self._legacy_parts for item in (node, *self.ancestors(node)))
 
+    def _without(self, node: ast.If | ast.IfExp) -> list[ast.AST]:
+        """What runs where the test is false: the other branch, and what follows one that leaves."""
+        if isinstance(node, ast.IfExp):
+            return [node.orelse]
+        found: list[ast.AST] = list(node.orelse)
+        if not node.orelse and isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue):
+            body = getattr(self.parent(node), "body", [])
+            found += body[body.index(node) + 1 :] if node in body else []
+        return found
+
     @cached_property
     def _legacy_parts(self) -> set[ast.AST]:
         """Tests for old releases, and what runs only where they hold."""
@@ -403,6 +417,8 @@ class FileFacts:
                     negated, is_legacy = True, _tests_legacy(operand)
                 case test:
                     negated, is_legacy = False, _tests_legacy(test)
+            if _asks_new(node.test):
+                parts.update(self._without(node))
             if is_legacy:
                 runs = node.orelse if negated else node.body
                 parts.add(node.test)
@@ -433,6 +449,16 @@ def _unbinds(binding: ast.AST) -> bool:
     )
 
 
+def _asks_new(test: ast.expr) -> bool:
+    """`hasattr(cache, "layers")`, which only a cache of an old release, or a tuple, has not."""
+    match test:
+        case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value="layers" | "crop")]):
+            return True
+        case ast.BoolOp(op=ast.And(), values=[first, *_]):
+            return _asks_new(first)
+    return False
+
+
 def _gets_legacy(made: ast.expr | None) -> bool:
     """`getattr(cache, "key_cache", None)`, which is None on new releases."""
     match made:
@@ -456,6 +482,7 @@ def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]]) -> list[FileFacts]
     """Facts of all files together, one view a file."""
     files = {path: index(source, tree) for path, (source, tree) in trees.items()}
     flow = Flow(files)
+    pass_fixtures(flow)
     add_evidence(flow)
     uses = cache_uses(flow)
     views = [FileFacts(file, Facts(flow, uses)) for file in files.values()]
