@@ -53,6 +53,7 @@ def in_one(text, expr):
         "from transformers import AutoTokenizer\nx = AutoTokenizer.from_pretrained('n')\nx\n",
         "from transformers import AutoModel\nx = AutoModel.from_pretrained('n', trust_remote_code=True)\nx\n",
         "class Config:\n    pass\nx = Config()\nx.hidden_size\n",
+        "from vllm import LLM\ndef f(x):\n    return x.model.layers\n",
         "def f(past):\n    x = past + 1\n    return x\n",
     ],
 )
@@ -591,3 +592,9 @@ def test_a_model_of_the_repository_alone_is_no_stock_one():
     text = textwrap.dedent(text)
     assert in_one(text.format(name="LlamaForCausalLM", base="nn.Module"), "x") == {Kind.OWN}
     assert Kind.MODEL in in_one(text.format(name="LlamaForCausalLM", base="LlamaPreTrainedModel"), "x")
+
+
+def test_a_store_by_name_is_no_cache():
+    """What is asked for by an activation's name holds activations, not the states of layers."""
+    assert Kind.CACHE not in in_one("def f(cache, hook_name):\n    return cache[hook_name][0]\n", "cache")
+    assert Kind.CACHE in in_one("def f(cache, layer):\n    return cache[layer][0]\n", "cache")

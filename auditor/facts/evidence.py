@@ -276,6 +276,8 @@ def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
         match node:
             case ast.Subscript(value=base, slice=ast.Constant(value=str()) | ast.JoinedStr()):
                 pass
+            case ast.Subscript(value=base, slice=key) if _last_name(key).endswith("name"):
+                pass
             case ast.Attribute(value=ast.Subscript(value=base), attr=attr) if attr in own_members:
                 base = base.value if isinstance(base, ast.Subscript) else base
             case ast.Attribute(value=base, attr="items") if isinstance(file.parents.get(node), ast.Call):

@@ -8,7 +8,7 @@ import re
 from ddaudit.auditor.facts.values import Kind
 
 # Frameworks whose models share names with Transformers' and are none of them.
-LOOKALIKES = frozenset({"mlx", "mlx_lm", "mlx_vlm", "jax", "flax", "tinygrad", "tensorflow", "keras"})
+LOOKALIKES = frozenset({"mlx", "mlx_lm", "mlx_vlm", "jax", "flax", "tinygrad", "tensorflow", "keras", "vllm", "sglang"})
 
 MODEL_CLASS = re.compile(
     r"(For(CausalLM|ConditionalGeneration|ImageTextToText|Vision2Seq|Seq2SeqLM|MultimodalLM|PreTraining)"
