@@ -13,7 +13,7 @@ import click
 
 from ddaudit.auditor.commands.fix import fix
 from ddaudit.auditor.commands.matrix import matrix
-from ddaudit.auditor.commands.options import rule_options, typed, width
+from ddaudit.auditor.commands.options import release_option, rule_options, typed, width
 from ddaudit.auditor.commands.probe import probe
 from ddaudit.auditor.commands.run import demo, run
 from ddaudit.auditor.commands.verify import verify as verify_result
@@ -76,6 +76,7 @@ def main() -> None:
     "--target", "targets", multiple=True, metavar="PROFILE",
     help="Model to port to: a built-in profile or a file of `probe --save`; repeatable.  [default: qwen3.6-27b]",
 )  # fmt: skip
+@release_option
 @click.option("--verify", is_flag=True, help="Try each finding on the target's own classes; needs the runtime.")
 @click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
@@ -85,6 +86,7 @@ def scan(
     ignore: tuple[str, ...],
     min_confidence: str,
     targets: tuple[str, ...],
+    transformers: str,
     verify: bool,
     files: bool,
 ) -> None:
@@ -106,6 +108,7 @@ def scan(
         ignore=ignore,
         min_confidence=Confidence(min_confidence),
         targets=targets,
+        transformers=transformers,
     )
     if verify:
         result = verify_result(result, targets)

@@ -59,6 +59,8 @@ class Rule(ABC):
     severity: ClassVar[Severity]
     message: ClassVar[str]
     """The problem, then the remedy; `{name}` fields are filled by `report`."""
+    since: ClassVar[str] = ""
+    """The release of Transformers from which the code fails, where `report` is not told another; empty: any."""
     nodes: ClassVar[tuple[type[ast.AST], ...]]
     """Node types that `decide` wants to see."""
     markers: ClassVar[tuple[str, ...]]
@@ -91,6 +93,7 @@ class Rule(ABC):
         severity: Severity | None = None,
         message: str = "",
         claim: Claim | None = None,
+        since: str | None = None,
         **fields: str,
     ) -> Finding:
         """A finding at `node`. `fix` is the fix, or why there is none; `claim` is what the line asks of a model.
@@ -128,6 +131,7 @@ class Rule(ABC):
             fix=fix if isinstance(fix, Fix) else None,
             no_fix_reason="" if isinstance(fix, Fix) else fix,
             claim=claim,
+            since=self.since if since is None else since,
         )
 
 

@@ -33,6 +33,7 @@ class ChatTemplateEncoding(Rule):
         "this returns a BatchEncoding since Transformers 5, and is used as token ids; "
         'say `return_dict=False`, or read `["input_ids"]`'
     )
+    since = "5.0"
     nodes = (ast.Call,)
     markers = ("apply_chat_template",)
     EXAMPLES = (

@@ -31,6 +31,7 @@ class LayerCall(Rule):
         "a decoder layer needs position embeddings and a mask of its own kind, and returns a tensor; "
         "hook the layer and call the model instead"
     )
+    since = "4.57"
     nodes = (ast.Call, ast.Assign)
     markers = ("layer", "block", ".h")
     EXAMPLES = (

@@ -52,6 +52,7 @@ class RopePosition(Rule):
     message = (
         "`{name}` is no attribute of a config since Transformers 5; read `config.get_text_config().rope_parameters`"
     )
+    since = "5.0"
     nodes = (ast.Attribute, ast.Call)
     markers = ("rope_theta", "rope_scaling", "rotary", "Rotary", "rope")
     EXAMPLES = (
@@ -151,7 +152,9 @@ class RopePosition(Rule):
             return
         classes = [owner.origin if owner.origin.startswith("transformers.") else TYPICAL for owner in owners]
         if not any(has_member(owner, name) for owner in classes):
-            yield self.report(file, node, owners[0], message=MODULE, fix=REASON, name=name, release=RELEASE)
+            yield self.report(
+                file, node, owners[0], message=MODULE, fix=REASON, since="4.48", name=name, release=RELEASE
+            )
 
     def _function(self, call: ast.Call, file: FileFacts) -> Iterator[Finding]:
         for name in sorted(file.qualified_names(call.func)):
@@ -160,7 +163,7 @@ class RopePosition(Rule):
             keywords = {keyword.arg for keyword in call.keywords}
             if name.startswith("transformers.") and name.endswith("RotaryEmbedding"):
                 if keywords & OLD_SIZES or len(call.args) > 2:
-                    yield self.report(file, call, called, message=BUILT, fix=REASON)
+                    yield self.report(file, call, called, message=BUILT, fix=REASON, since="4.48")
             elif (known := parameters(name)) and "apply_" in name and "position_ids" not in known:
                 fifth = call.args[4] if len(call.args) > 4 else None
                 if "position_ids" in keywords or (fifth is not None and not isinstance(fifth, ast.Constant)):
@@ -179,7 +182,7 @@ def _write(node: ast.Attribute, base: ast.expr, file: FileFacts) -> Fix | str:
     reason = (
         "what the model is built from since Transformers 5; older releases read the attribute, and Gemma 3 one a kind"
     )
-    return Fix((file.edit(node, text),), Applicability.UNSAFE, reason)
+    return Fix((file.edit(node, text),), Applicability.UNSAFE, reason, since="5.0")
 
 
 def _is_asked_for(name: str, node: ast.AST, file: FileFacts) -> bool:

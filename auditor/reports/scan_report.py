@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddaudit.auditor.finding import Applicability, Confidence, Finding, Severity, Status
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.rule_table import first_sentence, fixes, severities
+from ddaudit.auditor.rule_table import first_sentence, fixes, releases, severities
 from ddaudit.auditor.sources.source import shown
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.engine import ScanResult
     from ddaudit.auditor.sources.source import Skipped
+    from ddaudit.auditor.targets.releases import Releases
 
 WIDTH = 110
 """Columns of the text, where the terminal is not narrower."""
@@ -58,6 +59,8 @@ def json_object(result: ScanResult) -> str:
         ],
         "summary": summary(result),
     }
+    if result.releases is not None:
+        record["transformers"] = result.releases.to_json()
     if result.neutrality is not None:
         record["notes"] = [finding_json(finding) for finding in result.notes]
         record["neutrality"] = asdict(result.neutrality)
@@ -80,7 +83,7 @@ def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
     for path, findings in groupby(result.findings, key=lambda finding: finding.path):
         yield shown(path)
         for finding in findings:
-            yield clip(_row(finding), width)
+            yield clip(_row(finding, result.releases), width)
         yield ""
     if result.findings:
         yield "what to do"
@@ -94,6 +97,8 @@ def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
     if result.neutrality is not None:
         yield from _verified(result, width)
         yield ""
+    if result.releases is not None:
+        yield from release_lines(result.releases, result.findings, width)
     yield summary_line(result)
 
 
@@ -122,13 +127,24 @@ def _verified(result: ScanResult, width: int) -> Iterator[str]:
     yield f"neutrality: {result.neutrality}"
 
 
-def _row(finding: Finding) -> str:
+def release_lines(chosen: Releases, findings: Sequence[Finding], width: int) -> Iterator[str]:
+    """The release that the findings are about, and who says so; and where the code is for an older one, so."""
+    yield from wrap(f"Transformers {chosen.target}, {chosen.source}", width, "", "  ")
+    later = sum(chosen.begins_later(finding) for finding in findings)
+    if chosen.written_for and later:
+        way = "" if chosen.source.startswith("by") else "; name the release you port to with `--transformers`"
+        said = f"{later} of {count(len(findings), 'finding')} start after {chosen.written_for}, marked `from`{way}"
+        yield from wrap(said, width, "  ", "  ")
+
+
+def _row(finding: Finding, chosen: Releases | None) -> str:
     place = f"{finding.span.line}:{finding.span.column}"
     sure = "" if finding.confidence is Confidence.PROVEN else f"({finding.confidence.value}) "
     mark = MARKS[finding.applicability]
     tried = f"{finding.verified.status.value:<12} " if finding.verified else ""
     what = f"{finding.code} {finding.slug:<22} {finding.severity.value:<6}"
-    return f"  {place:<8} {what} {mark:<8} {tried}{sure}{finding.expr}"
+    later = f"(from {finding.since}) " if chosen and chosen.begins_later(finding) else ""
+    return f"  {place:<8} {what} {mark:<8} {tried}{sure}{later}{finding.expr}"
 
 
 def _remedies(findings: Sequence[Finding], width: int) -> Iterator[str]:
@@ -190,7 +206,7 @@ def rule_page(rule: Rule) -> Iterator[str]:
 
 
 def _rule_head(rule: Rule) -> str:
-    return f"{rule.code} {rule.slug} ({severities(rule)}; fix: {fixes(rule)})"
+    return f"{rule.code} {rule.slug} ({severities(rule)}; from {releases(rule)}; fix: {fixes(rule)})"
 
 
 def _indent(code: str) -> str:
