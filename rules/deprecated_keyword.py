@@ -99,6 +99,22 @@ class DeprecatedKeyword(Rule):
         ),
         Bad(
             """
+            from transformers import PreTrainedModel
+
+            def record(model: PreTrainedModel, ids):
+                fields = dict(model(ids, use_cache=True))
+                return fields["past_key_values"]
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def record(model: PreTrainedModel, ids):
+                fields = dict(model(ids, use_cache=True))
+                return fields["cache"]
+            """,
+        ),
+        Bad(
+            """
             from transformers import Trainer
 
             def train(model, tokenizer, data):
@@ -125,10 +141,10 @@ class DeprecatedKeyword(Rule):
                 yield from self._field(node, file)
             case ast.Subscript(value=record, slice=ast.Constant(value="past_key_values") as key):
                 if (output := _output_as_dict(record, file)) is not None:
-                    start = file.offsets(key)[0] + file.text(key).index("past")
+                    edit = file.edit(key, file.text(key).replace("past_key_values", "cache"))
+                    fix = Fix((edit,), Applicability.SAFE, RENAMED, since="5.24") if file.is_read(node) else STORED
                     yield self.report(
-                        file, node, output, severity=Severity.ERROR, since="5.24",
-                        fix=_rename(start, "past_key_values", "cache", "5.24") if file.is_read(node) else STORED,
+                        file, node, output, severity=Severity.ERROR, since="5.24", fix=fix,
                         old='["past_key_values"]', new='["cache"]', until=": a dict of the output lacks the old name",
                     )  # fmt: skip
             case ast.Subscript(value=ast.Name() as options, slice=ast.Constant(value="torch_dtype") as key):
