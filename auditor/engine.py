@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -90,6 +91,22 @@ def scan(
         releases=choose(tree.root, transformers),
     )  # fmt: skip
     return result.only(selection.names) if selection else result
+
+
+def learn_about(path: Path) -> FileFacts:
+    """The facts about one file, with those of the repository around it.
+
+    Raises FileNotFoundError for a missing file, ValueError for one that cannot be read.
+    """
+    selection = select_files([path], markers(all_rules()))
+    trees: dict[str, tuple[SourceFile, ast.Module]] = {}
+    for name, source in selection.tree.sources.items():
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            trees[name] = (source, source.parse())
+    for file in learn(trees):
+        if file.source.path in selection.names:
+            return file
+    raise ValueError(f"{path} is no Python file that can be read")
 
 
 def markers(rules: Iterable[Rule]) -> frozenset[str]:

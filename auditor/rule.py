@@ -103,6 +103,7 @@ class Rule(ABC):
         Only a proven receiver keeps a safe fix: with less, the rewrite is right if the receiver is what it
         seems, and a person has to look.
         """
+        receiver = node
         # Inside an f-string a rewrite may clash with the quotes, and parsers before 3.12 misplace what stands there.
         string = file.string_around(node)
         if string is not None:
@@ -127,7 +128,7 @@ class Rule(ABC):
             message=(message or self.message).format(**fields),
             severity=severity or self.severity,
             confidence=because.confidence,
-            evidence=because.evidence,
+            evidence=(*because.evidence, *file.steps(receiver, because)),
             fix=fix if isinstance(fix, Fix) else None,
             no_fix_reason="" if isinstance(fix, Fix) else fix,
             claim=claim,
