@@ -169,8 +169,9 @@ class DeprecatedKeyword(Rule):
             until = " (gone in Transformers 5.40)"
             fix = _rename(_end(node, file) - len(name), name, "cache", "5.24") if file.is_read(node) else STORED
             yield self.report(
-                file, node, output, fix=fix, since="5.24", old=".past_key_values", new=".cache", until=until
-            )
+                file, node, output, fix=fix, since="5.24", claim=Claim(Ask.OUTPUT_FIELD, name),
+                old=".past_key_values", new=".cache", until=until,
+            )  # fmt: skip
         elif name == "torch_dtype" and (config := file.holds(base, Kind.CONFIG)) is not None:
             reason = "the model's own dtype may be meant"
             yield self.report(

@@ -12,6 +12,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.names import RELEASE, gone_since, has_member
 from ddaudit.auditor.facts.scopes import Class
 from ddaudit.auditor.facts.values import Kind, Value
@@ -121,8 +122,8 @@ class GenerateInternals(Rule):
                 if isinstance(node.ctx, ast.Load):
                     if not file.facts.flow.is_set_anywhere(name):
                         yield self.report(
-                            file, node, owner, fix=REASON, since=gone_since(f"{MIXIN}.{name}"), name=name,
-                            release=RELEASE,
+                            file, node, owner, fix=REASON, since=gone_since(f"{MIXIN}.{name}"),
+                            claim=Claim(Ask.PATH, name), name=name, release=RELEASE,
                         )  # fmt: skip
                 else:
                     yield self.report(

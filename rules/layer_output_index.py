@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -98,7 +99,7 @@ class LayerOutputIndex(Rule):
             case _:
                 output = file.holds(node.value, Kind.LAYER_OUTPUT)
         if output is not None and not _is_guarded(node, file):
-            yield self.report(file, node, output, fix=_fix(node, output, file))
+            yield self.report(file, node, output, fix=_fix(node, output, file), claim=Claim(Ask.LAYER_TUPLE))
 
 
 def _is_guarded(node: ast.Subscript, file: FileFacts) -> bool:

@@ -119,8 +119,8 @@ class RemovedName(Rule):
             because = Value(Kind.LIBRARY, name, evidence=(fact,))
             remedy = f"use `{RENAMED[last]}`"
             yield self.report(
-                file, node, because, fix="the import has to change with it", since=gone_since(name), name=name,
-                release=RELEASE, remedy=remedy,
+                file, node, because, fix="the import has to change with it", since=gone_since(name),
+                claim=Claim(Ask.IMPORT, name), name=name, release=RELEASE, remedy=remedy,
             )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.names import RELEASE, has_member, parameters
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
@@ -130,18 +131,30 @@ class RopePosition(Rule):
                 config = _config(base, file)
                 if config is None or file.is_set_by_own_class(node):
                     return
+                asked = Claim(Ask.CONFIG if isinstance(node.ctx, ast.Load) else Ask.CONFIG_OR_DEFAULT, name)
                 if not isinstance(node.ctx, ast.Load):
+                    claim = asked if name != "rope_scaling" else None
                     silent = Severity.ERROR if name == "rope_scaling" else Severity.SILENT
                     fix = _write(node, base, file) if name == "rope_theta" else REASON
-                    yield self.report(file, node, config, severity=silent, message=WRITE, fix=fix, name=name)
+                    yield self.report(
+                        file, node, config, severity=silent, message=WRITE, fix=fix, claim=claim, name=name
+                    )
                 elif name != "rope_scaling" and not _is_asked_for(name, node, file):
-                    yield self.report(file, node, config, fix=REASON, name=name)
+                    yield self.report(file, node, config, fix=REASON, claim=asked, name=name)
             case ast.Attribute(value=base, attr=name) if "rotary" in name and isinstance(node.ctx, ast.Load):
                 yield from self._member(node, base, name, file)
             case ast.Call(func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), _]):
                 if name in FIELDS - {"rope_scaling"} and (config := _config(base, file)) is not None:
+                    claim = Claim(Ask.CONFIG_OR_DEFAULT, name)
                     yield self.report(
-                        file, node, config, severity=Severity.SILENT, message=DEFAULT, fix=REASON, name=name
+                        file,
+                        node,
+                        config,
+                        severity=Severity.SILENT,
+                        message=DEFAULT,
+                        fix=REASON,
+                        claim=claim,
+                        name=name,
                     )
             case ast.Call():
                 yield from self._function(node, file)

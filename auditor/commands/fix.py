@@ -171,14 +171,14 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
 def _verified(plan: Plan) -> Iterator[str]:
     """What trying the findings came to, and how neutral the lines were and are."""
     from ddaudit.auditor.commands.verify import try_all
-    from ddaudit.auditor.targets.targeting import neutrality
+    from ddaudit.auditor.targets.targeting import neutrality, reach
 
     left = [item.finding for item in plan.settled.left]
     fixed = [item.finding for item in plan.settled.fixed]
     found = [*fixed, *left]
     counts = Counter(finding.verified.status.value for finding in try_all(found) if finding.verified)
     yield "tried: " + ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    asked = sum(finding.claim is not None for finding in fixed)
+    asked = sum(finding.claim is not None and reach(finding.claim) is not None for finding in fixed)
     yield f"neutrality before: {neutrality(found)}"
     yield f"neutrality after:  {neutrality(left, asked)}"
 
