@@ -273,6 +273,15 @@ def test_an_old_release_named_keeps_the_runtime_out(repository) -> None:
     assert "its replacement exists from Transformers 5.17, and 4.57.1 is meant" in " ".join(shown.stderr.split())
 
 
+def test_a_fork_says_that_its_pin_has_to_go(repository, tmp_path_factory) -> None:
+    said = "it runs on Transformers 5.17 or later: lift transformers==4.57.1 in requirements.txt:2\n"
+    for requirement, expected in (("==4.57.1", True), (">=4.57.1", False)):
+        (repository / "requirements.txt").write_text(f"torch\ntransformers{requirement}\n")
+        fork = tmp_path_factory.mktemp("forks") / "fork"
+        shown = CliRunner().invoke(main, ["fix", str(repository), "--output", str(fork)])
+        assert (said in shown.output) is expected, shown.output
+
+
 def test_the_manifest_names_the_release(repository, tmp_path_factory) -> None:
     fork = tmp_path_factory.mktemp("forks") / "fork"
     CliRunner().invoke(main, ["fix", str(repository), "--output", str(fork), "--transformers", "5.24"])

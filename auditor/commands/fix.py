@@ -135,6 +135,7 @@ def fix(paths: tuple[Path, ...], files: bool, verify: bool, **options: Any) -> N
 
 
 def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
+    from ddaudit.auditor.finding import RUNTIME_SINCE
     from ddaudit.auditor.reports.scan_report import count, release_lines
 
     fixed, left = plan.settled.fixed, plan.settled.left
@@ -160,6 +161,9 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
         yield f"fork: {_shown(placed.target)}" + ("" if placed.is_new else " (was there already, the same)")
         if placed.kept_as:
             yield f"the fork before had been changed by hand: it is kept as {_shown(placed.kept_as)}"
+        needs = any(each.exists_since == RUNTIME_SINCE for item in fixed if (each := item.finding.fix))
+        if needs and plan.releases.is_assumed and plan.releases.requirement:
+            yield f"it runs on Transformers {RUNTIME_SINCE} or later: lift {plan.releases.requirement}"
         entry = "" if plan.entries else " --entry MODULE:FUNCTION"
         # A model that needs no download and no GPU.
         yield f"next: ddaudit run {shlex.quote(_shown(placed.target))}{entry} --model tiny-hybrid --random-weights"
