@@ -154,7 +154,7 @@ CASES = [
                 rows = path + past
                 layer.keys[:, :, past : past + len(path)] = layer.keys[:, :, rows]
                 layer.values[:, :, past : past + len(path)] = layer.values[:, :, rows]
-            cache.crop(past + len(path))
+            cache.crop(past + len(path){})
             return model(ids[:, :1], cache=cache).logits[:, -1]
 
         def mask(past):
@@ -165,7 +165,7 @@ CASES = [
         def places(past):
             return torch.full((1, 3), past)
         """,
-        {}, kept, ("qwen3", "llama", "gpt_neox", "qwen3_5", "composite"),
+        dict.fromkeys(("qwen3", "llama", "gpt_neox"), " - cache.get_seq_length()"), kept, ("qwen3_5", "composite"),
         rules=("bare-cache", "cache-crop", "tree-mask"),
     ),
     Case(

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from near_misses import MORE
 
 from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.fixing.applying import apply_fixes
@@ -19,8 +20,9 @@ from ddaudit.auditor.rule import Bad, Good, all_rules, select_rules
 from ddaudit.auditor.sources.source import SourceFile
 
 RULES = {rule.slug: rule for rule in all_rules()}
-GOOD = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate(rule.EXAMPLES) if isinstance(e, Good)]
-BAD = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate(rule.EXAMPLES) if isinstance(e, Bad)]
+ALL = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate((*rule.EXAMPLES, *MORE.get(slug, ())))]
+GOOD = [(slug, i, e) for slug, i, e in ALL if isinstance(e, Good)]
+BAD = [(slug, i, e) for slug, i, e in ALL if isinstance(e, Bad)]
 FIXED = [(slug, i, e) for slug, i, e in BAD if e.fixed is not None]
 
 
