@@ -59,8 +59,10 @@ FINE: dict[str, tuple[str, ...]] = {
     ),
     "layer-output-index": (
         "return model(ids, output_hidden_states=True).hidden_states[0]",
-        "def hook(module, args, output):\n    ids.copy_(output[0])\nmodel.get_decoder().layers[0].mlp.register_forward_hook(hook)",
-        "def hook(module, args):\n    ids.copy_(args[0])\nmodel.get_decoder().layers[0].register_forward_pre_hook(hook)",
+        "def hook(module, args, output):\n    ids.copy_(output[0])\n"
+        "model.get_decoder().layers[0].mlp.register_forward_hook(hook)",
+        "def hook(module, args):\n    ids.copy_(args[0])\n"
+        "model.get_decoder().layers[0].register_forward_pre_hook(hook)",
         "def hook(module, args, output):\n    return output\nmodel.get_decoder().layers[0].register_forward_hook(hook)",
     ),
     "wrapper-path": (
@@ -150,14 +152,16 @@ FOUND: dict[str, tuple[Pair, ...]] = {
         ("del model.lm_head", None),
     ),
     "flat-config-attribute": (
-        ("config = model.config\nreturn config.hidden_size", "config = model.config\nreturn config.get_text_config().hidden_size"),
+        ("config = model.config\nreturn config.hidden_size",
+         "config = model.config\nreturn config.get_text_config().hidden_size"),
         ("return model.config.n_layer", "return model.config.get_text_config().num_hidden_layers"),
         ("return getattr(model.config, 'head_dim')", "return getattr(model.config.get_text_config(), 'head_dim')"),
         ("model.config.use_cache = False", "model.config.get_text_config().use_cache = False"),
         ("model.config.vocab_size += n", None),
     ),
     "deprecated-keyword": (
-        ("return model(ids, past_key_values=cache, use_cache=True)[0]", "return model(ids, cache=cache, use_cache=True)[0]"),
+        ("return model(ids, past_key_values=cache, use_cache=True)[0]",
+         "return model(ids, cache=cache, use_cache=True)[0]"),
         ("return model(\n    ids,\n    past_key_values=(\n        cache\n    ),\n)",
          "return model(\n    ids,\n    cache=(\n        cache\n    ),\n)"),
         ("out = model(ids)\nout.past_key_values = None", None),
@@ -184,7 +188,8 @@ FOUND: dict[str, tuple[Pair, ...]] = {
     "layer-output-index": (
         ("kept = []\ndef hook(module, args, output):\n    kept.append(output[0])\n"
          "for layer in model.get_decoder().layers:\n    layer.register_forward_hook(hook)",
-         "kept = []\ndef hook(module, args, output):\n    kept.append((output[0] if isinstance(output, tuple) else output))\n"
+         "kept = []\ndef hook(module, args, output):\n"
+         "    kept.append((output[0] if isinstance(output, tuple) else output))\n"
          "for layer in model.get_decoder().layers:\n    layer.register_forward_hook(hook)"),
         ("def hook(module, args, output):\n    ids[0] = output[0][0]\n"
          "model.get_decoder().layers[0].register_forward_hook(hook)", None),
@@ -207,6 +212,9 @@ FOUND: dict[str, tuple[Pair, ...]] = {
     ),
 }  # fmt: skip
 
+# The loop and both moves in it.
+NUM_FINDINGS = {"hand-compaction": 3}
+
 
 def program(body: str) -> str:
     return HEAD + DEF + "".join(f"    {line}\n" for line in body.splitlines())
@@ -225,7 +233,7 @@ MORE: dict[str, tuple[Good | Bad, ...]] = {
     slug: (
         *(Good(program(body)) for body in FINE.get(slug, ())),
         *(
-            Bad(program(before), after and _fixed(after), 3 if slug == "hand-compaction" else 1)
+            Bad(program(before), after and _fixed(after), NUM_FINDINGS.get(slug, 1))
             for before, after in FOUND.get(slug, ())
         ),
     )
