@@ -1,6 +1,6 @@
 """The output head taken by name, or replaced by something that only sometimes equals it.
 
-`model.lm_head` is not every family's name (`embed_out` on GPT-NeoX before Transformers 5), and on a composite or wrapped
+`model.lm_head` is not every family's name (`embed_out` on GPT-NeoX before 5.0), and on a composite or wrapped
 model it stands elsewhere: `get_output_embeddings()` finds it. Applied by hand it still is not the whole way to the
 logits: Granite, Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head (huggingface/trl#5575). The input
 embedding matrix equals it on tied models only, and whether a model is tied is decided by the top-level flag of a

@@ -101,6 +101,11 @@ def attention() -> Any:
     return model().model.layers[0].self_attn
 
 
+def neox() -> Any:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(vocab_size=101, **sizes))
+
+
 def mixin() -> Any:
     return transformers.GenerationMixin
 
@@ -119,6 +124,7 @@ WORKS_BEFORE: list[tuple[str, str, Callable[[], bool]]] = [
     ("5.0", "apply_chat_template gives ids", template_gives_ids),
     ("5.0", "trainer.tokenizer", has(lambda: transformers.Trainer, "tokenizer")),
     ("5.0", "_get_cache", has(mixin, "_get_cache")),
+    ("5.0", "GPT-NeoX's embed_out", has(neox, "embed_out")),
     (OLDEST, "key_cache", has(filled, "key_cache")),
     (OLDEST, "seen_tokens", has(filled, "seen_tokens")),
     (OLDEST, "a limit of None", lambda: getattr(filled(), "get_max_cache_shape", lambda: -1)() is None),
