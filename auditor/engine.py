@@ -60,6 +60,11 @@ class ScanResult:
         num_scanned = len(names) - len({entry.path for entry in skipped})
         return replace(self, findings=findings, skipped=skipped, num_scanned=num_scanned)
 
+    def on(self, releases: Releases) -> ScanResult:
+        """The same for these releases: with the fixes that may be made for them."""
+        found = tuple(on_release(finding, releases) for finding in self.findings)
+        return replace(self, findings=found, releases=releases)
+
     @property
     def exit_code(self) -> int:
         return 2 if self.failed else 1 if self.findings else 0
@@ -87,10 +92,9 @@ def scan(
     selection = None if any(path.is_dir() for path in paths) else select_files(paths, markers(rules))
     tree = selection.tree if selection else read_tree(paths)
     result = scan_sources(
-        tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets,
-        releases=choose(tree.root, transformers),
-    )  # fmt: skip
-    return result.only(selection.names) if selection else result
+        tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets
+    )
+    return (result.only(selection.names) if selection else result).on(choose(tree.root, transformers))
 
 
 def learn_about(path: Path) -> FileFacts:
@@ -122,9 +126,8 @@ def scan_sources(
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
     targets: tuple[str, ...] = (),
-    releases: Releases | None = None,
 ) -> ScanResult:
-    """Scan texts in memory, by path. `skipped` is carried into the result; without `releases` any fix may be made.
+    """Scan texts in memory, by path. `skipped` is carried into the result.
 
     A repository is examined as a whole, with one set of facts; a tree that is too large for that, folder by folder.
     """
@@ -133,14 +136,10 @@ def scan_sources(
     results = scan_parts(partial(_scan, codes=codes), divide(sources))
     findings = (finding for result in results for finding in result.findings)
     sure = (finding for finding in findings if RANK[finding.confidence] >= RANK[min_confidence])
-    found = on_targets(sure, profiles)
-    if releases is not None:
-        found = [on_release(finding, releases) for finding in found]
     return ScanResult(
-        findings=tuple(sorted(found, key=lambda finding: finding.sort_key)),
+        findings=tuple(sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)),
         skipped=tuple(sorted({*skipped, *(entry for result in results for entry in result.skipped)})),
         num_scanned=sum(result.num_scanned for result in results),
-        releases=releases,
     )
 
 

@@ -114,7 +114,7 @@ def _plan(
 
     def scan(sources: Mapping[str, SourceFile]) -> tuple[Finding, ...]:
         nonlocal skipped
-        result = scan_sources(sources, tree.skipped, select=select, ignore=ignore, releases=releases)
+        result = scan_sources(sources, tree.skipped, select=select, ignore=ignore).on(releases)
         if only is not None:
             result = result.only(only)
         skipped = result.skipped
