@@ -164,11 +164,12 @@ def explain(rule: str | None) -> None:
 
 
 def _known(path: Path, line: int) -> Iterator[str]:
-    from ddaudit.auditor.engine import learn_about, scan
-    from ddaudit.auditor.facts.asking import known_at
+    from ddaudit.auditor.engine import scan
+    from ddaudit.auditor.facts.asking import known_at, learn_about
     from ddaudit.auditor.reports import scan_report
+    from ddaudit.auditor.rule import all_rules
 
-    file = learn_about(path)
+    file = learn_about(path, {marker for rule in all_rules() for marker in rule.markers})
     yield from scan_report.known_lines(f"{file.source.path}:{line}", list(known_at(file, line)), width())
     found = [finding for finding in scan((path,)).findings if finding.span.line <= line <= finding.span.end_line]
     yield from (f"found: {finding.code} {finding.slug} at {finding.expr}" for finding in found)

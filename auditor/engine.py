@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -95,22 +94,6 @@ def scan(
         tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets
     )
     return (result.only(selection.names) if selection else result).on(choose(tree.root, transformers))
-
-
-def learn_about(path: Path) -> FileFacts:
-    """The facts about one file, with those of the repository around it.
-
-    Raises FileNotFoundError for a missing file, ValueError for one that cannot be read.
-    """
-    selection = select_files([path], markers(all_rules()))
-    trees: dict[str, tuple[SourceFile, ast.Module]] = {}
-    for name, source in selection.tree.sources.items():
-        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            trees[name] = (source, source.parse())
-    for file in learn(trees):
-        if file.source.path in selection.names:
-            return file
-    raise ValueError(f"{path} is no Python file that can be read")
 
 
 def markers(rules: Iterable[Rule]) -> frozenset[str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.repository import learn
 from ddaudit.auditor.facts.values import Kind
+from ddaudit.auditor.sources.selection import select_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.facts.values import Value
+    from ddaudit.auditor.sources.source import SourceFile
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,22 @@ class Known:
     """How the first of them came here."""
     is_legacy: bool
     """In a branch that runs on old releases only."""
+
+
+def learn_about(path: Path, words: Iterable[str]) -> FileFacts:
+    """The facts about one file; if it has one of the words, with those of the repository around it.
+
+    Raises FileNotFoundError for a missing file, ValueError for one that cannot be read.
+    """
+    selection = select_files([path], words)
+    trees: dict[str, tuple[SourceFile, ast.Module]] = {}
+    for name, source in selection.tree.sources.items():
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            trees[name] = (source, source.parse())
+    for file in learn(trees):
+        if file.source.path in selection.names:
+            return file
+    raise ValueError(f"{path} is no Python file that can be read")
 
 
 def known_at(file: FileFacts, line: int) -> Iterator[Known]:
