@@ -16,7 +16,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.facts.library import DRAFTER
+from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.library import DRAFTER, MODEL_CLASS
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -241,7 +242,10 @@ class ClassGate(Rule):
             return
         fact = f"{file.source.path}:{node.lineno}: `{name}` is one family's class"
         severity = SEVERITIES.get(decided, Severity.SILENT)
-        yield self.report(file, node, Value(Kind.LIBRARY, name, evidence=(fact,)), severity=severity, fix=REASON)
+        tested = [n.rpartition(".")[2] for item in named for n in sorted(file.qualified_names(item))]
+        claim = Claim(Ask.CLASS, "|".join(tested)) if all(MODEL_CLASS.search(each) for each in tested) else None
+        gate = Value(Kind.LIBRARY, name, evidence=(fact,))
+        yield self.report(file, node, gate, severity=severity, fix=REASON, claim=claim)
 
 
 def _is_expected(compare: ast.Compare, file: FileFacts) -> bool:

@@ -19,7 +19,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.facts.names import RELEASE, has_member
+from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.names import RELEASE, gone_since, has_member
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -52,11 +53,11 @@ UNCUT = (
 SIGNATURE = (
     "`Trainer` hands `{name}` the argument `{added}` now, and this override does not take it; add `{added}=None`"
 )
-# Methods of `Trainer` that are handed one argument more since 4.46, and how many they are handed with `self`.
+# Methods of `Trainer` that are handed one argument more, how many they are handed with `self`, and since when.
 ADDED = {
-    "compute_loss": ("num_items_in_batch", 4),
-    "training_step": ("num_items_in_batch", 3),
-    "log": ("start_time", 2),
+    "compute_loss": ("num_items_in_batch", 4, "4.46"),
+    "training_step": ("num_items_in_batch", 3, "4.46"),
+    "log": ("start_time", 2, "4.47"),
 }
 REASON = "what the call was for has to be seen"
 
@@ -163,11 +164,15 @@ class GenerateInternals(Rule):
                 if isinstance(node.ctx, ast.Load):
                     # What is set on an instance can be read there; a class is read before it is given another.
                     if stock is not None or not file.facts.flow.is_set_anywhere(name):
-                        yield self.report(file, node, owner, fix=REASON, name=name, release=RELEASE)
+                        yield self.report(
+                            file, node, owner, fix=REASON, since=gone_since(f"{MIXIN}.{name}"),
+                            claim=Claim(Ask.PATH, name), name=name, release=RELEASE,
+                        )  # fmt: skip
                 else:
                     yield self.report(
-                        file, node, owner, severity=Severity.SILENT, message=OVERRIDE, fix=REASON, release=RELEASE
-                    )
+                        file, node, owner, severity=Severity.SILENT, message=OVERRIDE, fix=REASON,
+                        since=gone_since(f"{MIXIN}.{name}"), release=RELEASE,
+                    )  # fmt: skip
             case ast.Call(func=ast.Attribute(value=base, attr="prepare_inputs_for_generation"), keywords=keywords):
                 name = "prepare_inputs_for_generation"
                 given = {keyword.arg for keyword in keywords}
@@ -178,10 +183,12 @@ class GenerateInternals(Rule):
                 owner = file.holds(base, Kind.MODEL) or _self_of_a_loop(name, base, file)
                 passes_on = (function is not None and function.name == name) or _cuts_itself(node, file)
                 if owner is not None and not passes_on and not file.defines(base, name):
-                    yield self.report(file, node, owner, severity=Severity.SILENT, message=UNCUT, fix=REASON)
+                    yield self.report(
+                        file, node, owner, severity=Severity.SILENT, message=UNCUT, fix=REASON, since="5.17"
+                    )
             case ast.FunctionDef(name=method, args=args) if method in ADDED:
                 owner_class = file.scope(node).owner
-                added, position = ADDED[method]
+                added, position, since = ADDED[method]
                 takes = args.kwarg is not None or added in {arg.arg for arg in (*args.args, *args.kwonlyargs)}
                 if owner_class is None or takes or args.vararg is not None or len(args.args) > position:
                     return
@@ -190,8 +197,9 @@ class GenerateInternals(Rule):
                         fact = f"{file.source.path}:{node.lineno}: `{owner_class.node.name}` subclasses `{above}`"
                         because = Value(Kind.TRAINER, above, evidence=(fact,))
                         yield self.report(
-                            file, args.args[-1], because, message=SIGNATURE, fix=REASON, name=method, added=added
-                        )
+                            file, args.args[-1], because, message=SIGNATURE, fix=REASON, since=since,
+                            name=method, added=added,
+                        )  # fmt: skip
                         return
 
 

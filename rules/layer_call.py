@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.calls import passes_on
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Severity
@@ -36,6 +37,7 @@ class LayerCall(Rule):
         "a decoder layer needs position embeddings and a mask of its own kind, and returns a tensor; "
         "hook the layer and call the model instead"
     )
+    since = "4.57"
     nodes = (ast.Call, ast.Assign)
     markers = ("layer", "block", ".h")
     EXAMPLES = (
@@ -99,7 +101,8 @@ class LayerCall(Rule):
                 layer = file.holds(function, Kind.LAYER)
                 # What only passes on what the model gave has all that a layer needs.
                 if layer is not None and not passes_on(node) and file.is_stock(function):
-                    yield self.report(file, node, layer, fix="what the call was for has to be seen")
+                    reason = "what the call was for has to be seen"
+                    yield self.report(file, node, layer, fix=reason, claim=Claim(Ask.LAYER_ALONE))
             case ast.Assign(targets=[ast.Attribute(value=owner, attr="forward")]):
                 if (layer := file.holds(owner, Kind.LAYER)) is not None:
                     yield self.report(file, node, layer, fix="the new forward has the old signature")

@@ -1,12 +1,13 @@
 """The output head taken by name, or replaced by something that only sometimes equals it.
 
-`model.lm_head` is not every family's name (`embed_out` on GPT-NeoX), and on a composite or wrapped model it stands
-elsewhere: `get_output_embeddings()` finds it. Applied by hand it still is not the whole way to the logits: Granite,
-Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head (huggingface/trl#5575). The input embedding matrix
-equals it on tied models only, and whether a model is tied is decided by the top-level flag of a composite config,
-which the text config's own can contradict (huggingface/transformers#43429): compare or take the output matrix.
+`model.lm_head` is not every family's name (`embed_out` on GPT-NeoX before 5.0), and on a composite or wrapped
+model it stands elsewhere: `get_output_embeddings()` finds it. Applied by hand it still is not the whole way to the
+logits: Granite, Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head (huggingface/trl#5575). The input
+embedding matrix equals it on tied models only, and whether a model is tied is decided by the top-level flag of a
+composite config, which the text config's own can contradict (huggingface/transformers#43429): compare or take the
+output matrix.
 
-On: every release; GPT-NeoX by name, Granite, Cohere, Gemma 2 and Falcon-H1 by value, untied models by matrix.
+On: every release; GPT-NeoX before 5.0 by name; Granite, Cohere, Gemma 2, Falcon-H1 by value; untied models by matrix.
 Seen: huggingface/trl#5575, apple/ml-cross-entropy#48, vllm-project/vllm#51063.
 Fix: safe for the module, unsafe for a product with its matrix; none where the head is assigned to.
 """

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.values import Value
     from ddaudit.auditor.finding import Finding, Import
 
 # Every model below a head has these, wherever it stands.
@@ -178,7 +179,7 @@ class ModelPath(Rule):
         if file.is_patched_self(node.value) or file.is_built_by_own_class(node.value):
             return
         root, path = _split(node)
-        if _is_peft_wrapper(root, path, file):
+        if _is_peft_wrapper(root, path, base, file):
             return
         accessor, fix = _fix(node, root, path, file)
         known = file.holds(root, Kind.MODEL) is not None and "base_model" not in path
@@ -209,11 +210,18 @@ def _split(node: ast.Attribute) -> tuple[ast.expr, list[str]]:
     return current, path
 
 
-def _is_peft_wrapper(root: ast.expr, path: list[str], file: FileFacts) -> bool:
-    """Whether this is the way through PEFT's wrapper, and not that to a model which the repository's class keeps."""
+def _is_peft_wrapper(root: ast.expr, path: list[str], model: Value, file: FileFacts) -> bool:
+    """A way through PEFT, which is a finding of its own; what lies below comes once that is gone.
+
+    A class of the repository that keeps a model as `base_model` is no wrapper of PEFT's.
+    """
+    if path[:2] != ["base_model", "model"]:
+        return False
     own = file.holds(root, Kind.OWN)
     owner = file.definition(own) if own is not None else None
-    return path == ["base_model", "model"] and not (isinstance(owner, Class) and "Peft" not in owner.node.name)
+    if isinstance(owner, Class) and "Peft" not in owner.node.name:
+        return False
+    return len(path) == 2 or "peft" in " ".join((ast.unparse(root), *model.evidence)).lower()
 
 
 def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) -> tuple[str, Fix | str]:

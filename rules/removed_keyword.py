@@ -67,6 +67,7 @@ class RemovedKeyword(Rule):
     kind = "deprecated-kwarg"
     severity = Severity.ERROR
     message = "`{name}=` is gone from Transformers {release}, so the call raises TypeError: {remedy}"
+    since = "5.0"
     nodes = (ast.Call, ast.Subscript, ast.Dict)
     markers = (*OF_LOADERS, "TrainingArguments")
     EXAMPLES = (
