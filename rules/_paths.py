@@ -23,33 +23,36 @@ TENSORS = frozenset({"weight", "bias", "inv_freq"})
 TALK = frozenset({"print", "info", "warning", "debug", "error", "set_description", "write", "warn"})
 
 
-def tests_path(test: ast.expr, is_true: bool = True, last: str = "") -> bool:
-    """Whether the test, where it came out so, has chosen a path that ends in `last`.
+def tests_path(test: ast.expr, is_true: bool = True) -> bool:
+    """Whether the test, where it came out so, has chosen a path.
 
     Nearly every model has `model`, a composite one as well: asking for it says nothing of what is below.
     """
     for part in ast.walk(test):
         match part:
             case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
-                if name in (PARTS | INNER_NAMES) - FIRST:
+                if name in (PARTS | INNER_NAMES) - FIRST or (is_true and name in FIRST - {"model"}):
                     return True
-                if is_true and name in FIRST and (name != "model" or last == "model"):
-                    return True
+    return False
+
+
+def _tests_model(test: ast.expr, is_true: bool) -> bool:
+    """Whether the test has chosen a path that ends in `model`."""
+    calls = (part for part in ast.walk(test) if isinstance(part, ast.Call))
+    return tests_path(test, is_true) or (is_true and any(_asks_model(call) for call in calls))
+
+
+def _asks_model(call: ast.Call) -> bool:
+    match call:
+        case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value="model")]):
+            return True
     return False
 
 
 def is_chosen(node: ast.AST, file: FileFacts) -> bool:
     """Whether a test around the node has chosen its path."""
-    here = node
-    last = node.attr if isinstance(node, ast.Attribute) else ""
-    for above in file.ancestors(node):
-        if isinstance(above, ast.If | ast.IfExp):
-            test = file.made_from(above.test) or above.test
-            true = [above.test, *(above.body if isinstance(above.body, list) else [above.body])]
-            if tests_path(test, here in true, last):
-                return True
-        here = above
-    return False
+    is_model = isinstance(node, ast.Attribute) and node.attr == "model"
+    return file.is_under(node, _tests_model if is_model else tests_path)
 
 
 def written_path(node: ast.AST, file: FileFacts) -> str | None:

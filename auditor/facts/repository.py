@@ -45,7 +45,7 @@ class FileFacts:
     file: File
     facts: Facts
     _values: dict[ast.AST, tuple[Value, ...]] = field(default_factory=dict, compare=False, repr=False)
-    _matching: dict[object, dict[ast.AST, bool]] = field(default_factory=dict, compare=False, repr=False)
+    _matching: dict[object, dict[tuple[ast.AST, bool], bool]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def source(self) -> SourceFile:
@@ -391,15 +391,19 @@ class FileFacts:
             if isinstance(item, ast.stmt):
                 yield self.block(item)
 
-    def is_under(self, node: ast.AST, matches: Callable[[ast.expr], bool]) -> bool:
-        """Whether an `if` around the node has a test that matches. Each test is looked at once."""
+    def is_under(self, node: ast.AST, matches: Callable[[ast.expr, bool], bool]) -> bool:
+        """Whether a test around the node matches, as it came out there. Each test is looked at once a way."""
         known = self._matching.setdefault(matches, {})
+        here = node
         for above in self.ancestors(node):
             if isinstance(above, ast.If | ast.IfExp):
-                if above not in known:
-                    known[above] = matches(above.test)
-                if known[above]:
+                other = above.orelse if isinstance(above.orelse, list) else [above.orelse]
+                way = (above, here not in other)
+                if way not in known:
+                    known[way] = matches(self.made_from(above.test) or above.test, way[1])
+                if known[way]:
                     return True
+            here = above
         return False
 
     def is_legacy_branch(self, node: ast.AST) -> bool:
