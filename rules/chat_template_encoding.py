@@ -4,6 +4,11 @@ Since Transformers 5 `return_dict` is True by default when the template is token
 number of keys, a slice of it is empty, `generate` and `torch.tensor` do not take it as ids, and a prompt mask made
 from its length is silently wrong (NVIDIA/Model-Optimizer#2172). Ask for what is meant: `return_dict=False` for ids,
 `tokenize=False` for text, or read `["input_ids"]`.
+
+On: Transformers 5 on every tokenizer, silently.
+Seen: NVIDIA/Model-Optimizer#2172, SearchSavior/OpenArc#95.
+Fix: safe: `return_dict=False` is taken by every release and gives ids. Unsafe where it is only named like a
+  tokenizer.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -33,9 +39,14 @@ class ChatTemplateEncoding(Rule):
         "this returns a BatchEncoding since Transformers 5, and is used as token ids; "
         'say `return_dict=False`, or read `["input_ids"]`'
     )
+    since = "5.0"
     nodes = (ast.Call,)
     markers = ("apply_chat_template",)
     EXAMPLES = (
+        Good("""
+            def ids(tokenizer, messages):
+                return tokenizer.apply_chat_template(messages, return_tensors="pt")["input_ids"]
+        """),
         Good("""
             def render(tokenizer, messages):
                 return tokenizer.apply_chat_template(messages, tokenize=False)
@@ -100,7 +111,7 @@ class ChatTemplateEncoding(Rule):
             fact = f"{file.source.path}:{node.lineno}: `{file.text(tokenizer)}` is named like a tokenizer"
             because = Value(Kind.TOKENIZER, fact, Confidence.LIKELY, (fact,))
         if _is_used_as_ids(node, file):
-            yield self.report(file, node, because, fix=_fix(node, file))
+            yield self.report(file, node, because, fix=_fix(node, file), claim=Claim(Ask.TEMPLATE_IDS))
 
 
 def _is_used_as_ids(call: ast.Call, file: FileFacts) -> bool:
@@ -140,8 +151,12 @@ def _measures(use: ast.AST, file: FileFacts) -> bool:
     match file.parent(use):
         case ast.Attribute(attr=attr):
             return attr in ("shape", "size", "ndim", "dim", "numel", "unsqueeze", "squeeze", "tolist", "clone")
-        case ast.Subscript(value=base):
-            return base is use
+        case ast.Subscript(value=base, slice=key):
+            return base is use and not (isinstance(key, ast.Constant) and isinstance(key.value, str))
+        case ast.keyword(arg="input_ids" | "inputs"):
+            return True
+        case ast.Call(func=called, args=[first, *_]) if first is use and file.holds(called, Kind.MODEL) is not None:
+            return True
         case ast.Call(func=ast.Name(id="len" | "list" | "zip" | "reversed" | "enumerate")):
             return True
         case ast.Call(func=ast.Attribute(attr="generate" | "tensor" | "LongTensor" | "cat" | "stack" | "decode")):

@@ -1,9 +1,14 @@
 """A hook on a decoder layer takes `output[0]`, which now drops the batch.
 
-Decoder layers returned a tuple whose first element was the hidden state. Transformers 5 returns the tensor itself, so
+Decoder layers returned a tuple whose first element was the hidden state. They return the tensor itself now, Llama's
+and Qwen's by 4.57, GPT-2's, OPT's and GPT-NeoX's in 5 (Falcon's still do not), so
 `output[0]` in a forward hook is the first row of the batch: the numbers are silently those of one prompt, a further
 index raises, and what is written to it reaches one row only (zjunlp/EasyEdit#675). The same goes for a trace of a
 layer, `trace.output[0]`. Unwrap only what is a tuple. Attention modules still return tuples, MLPs never did.
+
+On: Transformers 5 on every model, silently.
+Seen: zjunlp/EasyEdit#675; kmeng01/memit and the tracers of nnsight take it so.
+Fix: safe in a hook that returns nothing; none where the hook returns, or where what is taken is written to.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -27,11 +33,12 @@ class LayerOutputIndex(Rule):
     kind = "layer-call"
     severity = Severity.SILENT
     message = (
-        "a decoder layer returns a tensor since Transformers 5, so `[0]` drops all rows of the batch but the first; "
+        "a decoder layer returns a tensor now, so `[0]` drops all rows of the batch but the first; "
         "unwrap only what is a tuple"
     )
+    since = "4.57"
     nodes = (ast.Subscript,)
-    markers = ("hook", "edit_output", ".output")
+    markers = ("hook", "edit_output", ".output", "*args", "**kwargs")
     EXAMPLES = (
         Good("""
             from transformers import PreTrainedModel
@@ -81,6 +88,31 @@ class LayerOutputIndex(Rule):
                 model.get_decoder().layers[3].register_forward_hook(hook)
         """),
         Bad("""
+            from torch import nn
+            from transformers import PreTrainedModel
+
+            class Watched(nn.Module):
+                def __init__(self, block):
+                    super().__init__()
+                    self.block = block
+
+                def forward(self, *args, **kwargs):
+                    output = self.block(*args, **kwargs)
+                    self.seen = output[0]
+                    return output
+
+            def watch(model: PreTrainedModel):
+                return [Watched(layer) for layer in model.get_decoder().layers]
+        """),
+        Bad("""
+            from nnsight import LanguageModel
+
+            def state(name, prompt):
+                model = LanguageModel(name)
+                with model.trace(prompt):
+                    return model.transformer.h[3].output[0].save()
+        """),
+        Bad("""
             def state(trace, i):
                 return trace[f"model.layers.{i}"].output[0]
         """),
@@ -92,11 +124,11 @@ class LayerOutputIndex(Rule):
             return
         match node.value:
             case ast.Attribute(value=ast.Subscript(slice=key), attr="output"):
-                output = file.hooked_layer(key)
+                output = file.hooked_layer(key) or file.holds(node.value, Kind.LAYER_OUTPUT)
             case _:
                 output = file.holds(node.value, Kind.LAYER_OUTPUT)
         if output is not None and not _is_guarded(node, file):
-            yield self.report(file, node, output, fix=_fix(node, output, file))
+            yield self.report(file, node, output, fix=_fix(node, output, file), claim=Claim(Ask.LAYER_TUPLE))
 
 
 def _is_guarded(node: ast.Subscript, file: FileFacts) -> bool:

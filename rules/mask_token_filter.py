@@ -3,6 +3,10 @@
 A buffer filled with the mask token and stripped of it at the end, `out[:, out[0] != mask_token_id]`, loses every
 place where the model really said that token. The mask token of a drafter is an ordinary entry of the vocabulary
 (248070 for the DFlash drafter of Qwen3.6-27B). The loop knows how much it has written: cut there.
+
+On: every release and target, silently.
+Seen: liranringel/ddtree; 248070 is a real token of Qwen3.6-27B.
+Fix: safe where the loop's own count is known.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import ast
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -90,7 +95,7 @@ class MaskTokenFilter(Rule):
         evidence = (fact,) if filled is None else (f"{file.source.path}:{filled.lineno}: it fills the buffer", fact)
         confidence = Confidence.LIKELY if filled is None else Confidence.PROVEN
         because = Value(Kind.TENSOR, place, confidence, evidence)
-        yield self.report(file, node, because, fix=_fix(node, file))
+        yield self.report(file, node, because, fix=_fix(node, file), claim=Claim(Ask.MASK_TOKEN))
 
 
 def _filter(node: ast.Subscript, file: FileFacts) -> ast.Compare | None:

@@ -4,6 +4,10 @@ Private modules and per-model classes come and go: `transformers.modeling_attn_m
 classes (`LlamaFlashAttention2`), per-model caches (`HybridMambaAttentionDynamicCache`), `AutoModelForVision2Seq`.
 The import raises before anything runs. Names are looked up in a list of everything that 5.24.0 has, which ships with
 the tool. An import with an `except ImportError` of its own is fine, and so is one for type checking only.
+
+On: 5.24, on every target: the import raises.
+Seen: deepseek-ai/DeepSeek-OCR#302, Adam-Mazur/Lazy-Llama#4, open-compass/VLMEvalKit#1675.
+Fix: none: what takes its place has to be chosen.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.facts.names import RELEASE, has_module, has_name
+from ddaudit.auditor.facts.names import RELEASE, gone_since, has_module, has_name
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -97,6 +101,7 @@ class RemovedName(Rule):
                 Value(Kind.LIBRARY, name, evidence=(fact,)),
                 fix=REASON,
                 claim=Claim(Ask.IMPORT, name),
+                since=gone_since(name),
                 name=name,
                 release=RELEASE,
                 remedy=f"use {remedy}" if remedy else "find what took its place",
@@ -118,8 +123,9 @@ class RemovedName(Rule):
             because = Value(Kind.LIBRARY, name, evidence=(fact,))
             remedy = f"use `{RENAMED[last]}`"
             yield self.report(
-                file, node, because, fix="the import has to change with it", name=name, release=RELEASE, remedy=remedy
-            )
+                file, node, because, fix="the import has to change with it", since=gone_since(name),
+                claim=Claim(Ask.IMPORT, name), name=name, release=RELEASE, remedy=remedy,
+            )  # fmt: skip
 
 
 def _missing(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[ast.AST, str]]:

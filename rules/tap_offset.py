@@ -4,6 +4,10 @@
 `hidden_states[i + 1]`. A drafter fed with `hidden_states[i]` gets every tap one layer too early: nothing fails, and
 acceptance falls. `layer_output(hidden_states, i)` of `ddaudit.runtime` takes the state after layer `i`, the last one
 before the final norm.
+
+On: every release and target, silently.
+Seen: seen in ports of z-lab/dflash, whose own code adds one.
+Fix: unsafe: a drafter trained on such taps wants them so.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -68,7 +73,9 @@ class TapOffset(Rule):
             case ast.Subscript(value=states, slice=ast.Name(id=name) as layer) if file.is_read(node):
                 held = file.holds(states, Kind.HIDDEN_STATES)
                 if held is not None and _counts_layers(layer, file):
-                    yield self.report(file, node, held, fix=_fix(node, file.text(states), name, file))
+                    yield self.report(
+                        file, node, held, fix=_fix(node, file.text(states), name, file), claim=Claim(Ask.FIRST_STATE)
+                    )
 
 
 def _counts_layers(layer: ast.Name, file: FileFacts) -> bool:

@@ -2,6 +2,10 @@
 
 Timers call it so that kernels count where they were launched. Without a GPU there is nothing to wait for, and the
 call stops the whole program (a CPU build of torch raises AssertionError). Ask first whether CUDA is there.
+
+On: every release of torch without CUDA; the message differs with the build.
+Seen: liranringel/ddtree, whose timers stop it on a CPU (measured).
+Fix: safe: nothing changes where there is CUDA.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -89,7 +94,8 @@ class UnguardedSynchronize(Rule):
         if NAME not in file.qualified_names(node.func) or _is_guarded(node, file):
             return
         fact = f"{file.source.path}:{node.lineno}: no test for CUDA stands around it"
-        yield self.report(file, node, Value(Kind.LIBRARY, NAME, evidence=(fact,)), fix=_fix(node, file))
+        because = Value(Kind.LIBRARY, NAME, evidence=(fact,))
+        yield self.report(file, node, because, fix=_fix(node, file), claim=Claim(Ask.SYNCHRONIZE))
 
 
 def _is_guarded(node: ast.AST, file: FileFacts) -> bool:

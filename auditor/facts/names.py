@@ -8,8 +8,12 @@ from functools import cache
 from pathlib import Path
 
 RELEASE = "5.24.0"
+OLDEST = "4.57"
+"""The oldest release whose names are known; what it lacks already is gone at the latest there."""
 DATA = Path(__file__).parent / "data" / f"transformers-{RELEASE}.json.gz"
 MEMBERS = DATA.with_name(f"transformers-{RELEASE}-members.json.gz")
+LOST = DATA.with_name("transformers-lost.json.gz")
+"""Names and members that older releases have, by the release that lacks them."""
 
 
 # Old names of "fast" modules and classes are served on demand, by rules of their own, and stand in no list.
@@ -27,6 +31,24 @@ def _members() -> dict[str, tuple[str, ...]]:
     return {name: tuple(names.split()) for name, names in record.items()}
 
 
+@cache
+def _lost() -> dict[str, dict[str, frozenset[str]]]:
+    record = json.loads(gzip.decompress(LOST.read_bytes()))
+    return {
+        release: {owner: frozenset(names.split()) for owner, names in gone.items()} for release, gone in record.items()
+    }
+
+
+def gone_since(name: str) -> str:
+    """The release from which a module, a name in one, or a class's member is no more, where it is none of this one."""
+    owner, _, last = name.rpartition(".")
+    for release, gone in _lost().items():
+        names = gone.get(owner, frozenset())
+        if name in gone or "*" in names or last in names:
+            return release
+    return OLDEST
+
+
 def has_module(module: str) -> bool:
     """Whether `import module` works; only for modules of Transformers."""
     return module in _modules() or module.endswith("_fast")
@@ -34,7 +56,7 @@ def has_module(module: str) -> bool:
 
 def has_name(module: str, name: str) -> bool:
     """Whether `from module import name` works."""
-    if name.endswith("Fast") or module.endswith("_fast"):
+    if name.endswith("Fast") or module.endswith("_fast") or name.startswith("__"):
         return True
     names = _modules().get(module)
     return names is not None and (name in names or "*" in names or f"{module}.{name}" in _modules())
@@ -53,6 +75,11 @@ def has_member(owner: str, attr: str) -> bool:
         known = attention_classes(owner.rpartition(".")[0])
         return not known or any(has_member(name, attr) for name in known)
     return owner not in members or attr in members[owner] or attr in members["torch.nn.Module"] or attr[:2] == "__"
+
+
+def is_generate_keyword(name: str) -> bool:
+    """Whether `generate` takes this argument on some model: its own, a setting of generation, or one of a forward."""
+    return name in _members()["GenerationMixin.generate"]
 
 
 def parameters(function: str) -> tuple[str, ...] | None:
