@@ -67,7 +67,7 @@ class DFlashDrafter(PreTrainedModel):
                 mask = layer.self_attn.mask(noise_embedding.shape[1], num_keys, hidden.device)
             else:
                 is_shared = isinstance(attention_mask, torch.Tensor)
-                mask = attention_mask if is_shared else attention_mask[layer.self_attn.layer_type]  # type: ignore[index]
+                mask = attention_mask if is_shared else attention_mask[layer.self_attn.layer_type]
             hidden = layer(hidden, context, rotation, mask, past_key_values)
         return self.norm(hidden)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from ddaudit.runtime.drafters.dflash import DFlashDrafter
 from ddaudit.runtime.drafters.scripted import ScriptedDrafter, parse_scripted
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.models.architecture import text_config
@@ -71,15 +72,24 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
                 f"no drafter class was found in the repository: `--drafter {spec}` has nothing to build",
                 "use `--drafter scripted:0.7`, or name a draft model's folder",
             )
-        return AutoModelForCausalLM.from_pretrained(spec, dtype=dtype, local_files_only=is_local).to(device).eval()
+        if "dflash_config" not in _named_config(spec):
+            return AutoModelForCausalLM.from_pretrained(spec, dtype=dtype, local_files_only=is_local).to(device).eval()
+        # Public DFlash drafters come without code.
+        own_class = DFlashDrafter
     config = _make_config(own_class, plan)
     if is_trained:
         if is_folder:
             require_weights(Path(spec))
             require_memory(checkpoint_bytes(Path(spec)), device, Path(spec).name)
-        drafter = own_class.from_pretrained(  # type: ignore[attr-defined]
-            spec, config=config, dtype=dtype, local_files_only=is_local
+        drafter, found = own_class.from_pretrained(  # type: ignore[attr-defined]
+            spec, config=config, dtype=dtype, local_files_only=is_local, output_loading_info=True
         )
+        if missing := sorted(found["missing_keys"]):
+            # Transformers fills them with random numbers and a warning, and hardly a draft is accepted.
+            raise RunError(
+                f"`{own_class.__name__}` has {len(missing)} weights that `{spec}` lacks, such as `{missing[0]}`",
+                "name a drafter that was made for this class, or use `--drafter scripted:0.7`",
+            )
         return drafter.to(device).eval()
     return build_random(lambda: _build(own_class, config, dtype), device, f"a random {own_class.__name__}", seed)
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ddaudit.runtime.drafters.dflash import DFlashDrafter
 
 
-@torch.no_grad()
 def drafts_along(drafter: DFlashDrafter, target: Any, text: torch.Tensor, prompt_length: int) -> torch.Tensor:
     """Log-probabilities `[L - prompt_length, block - 1, V]` drafted at every place of one text `[L]`."""
-    size = drafter.block_size
-    # Blocks at the end reach beyond the text; what stands there is masked, or after what may look.
-    ids = torch.cat([text, text.new_zeros(size)])[None]
-    taps = read_taps(target, ids, drafter.target_layer_ids)
-    anchors = torch.arange(prompt_length, len(text), device=text.device)
-    parts = [draft_logits(drafter, target, ids, taps, part[None])[0] for part in anchors.split(128)]
-    return torch.cat(parts).float().log_softmax(-1)
+    with torch.no_grad():
+        size = drafter.block_size
+        # Blocks at the end reach beyond the text; what stands there is masked, or after what may look.
+        ids = torch.cat([text, text.new_zeros(size)])[None]
+        taps = read_taps(target, ids, drafter.target_layer_ids)
+        anchors = torch.arange(prompt_length, len(text), device=text.device)
+        parts = [draft_logits(drafter, target, ids, taps, part[None])[0] for part in anchors.split(128)]
+        return torch.cat(parts).float().log_softmax(-1)
 
 
 def accepted_lengths(drafts: torch.Tensor, generated: Sequence[int], budget: int | None) -> list[int]:
@@ -59,8 +59,9 @@ def _tree_match(draft: torch.Tensor, coming: Sequence[int], budget: int) -> int:
     """Depth to which the `budget` likeliest prefixes of `draft` `[D, V]` hold the coming tokens."""
     scores, tokens = (part.tolist() for part in draft.topk(min(budget, draft.shape[1]), dim=-1))
     # The best prefix not yet in the tree is a child or the next sibling of one that is.
-    heap = [(-scores[0][0], -scores[0][0], (0,))]
-    right, num_right = (), 0  # type: tuple[int, ...], int
+    heap: list[tuple[float, float, tuple[int, ...]]] = [(-scores[0][0], -scores[0][0], (0,))]
+    right: tuple[int, ...] = ()
+    num_right = 0
     for _ in range(budget):
         if not heap:
             break

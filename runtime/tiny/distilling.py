@@ -69,19 +69,19 @@ def train_drafter(
     return drafter, fit(drafter, batch_of, loss_of, recipe.drafter, state, progress, minutes)
 
 
-@torch.no_grad()
 def _let_last_tap_through(drafter: DFlashDrafter) -> None:
     """The last tap, which is nearest to what the target says, passes through at first."""
-    width = drafter.config.hidden_size
-    drafter.fc.weight[:, -width:] += torch.eye(width, device=drafter.fc.weight.device)
+    with torch.no_grad():
+        width = drafter.config.hidden_size
+        drafter.fc.weight[:, -width:] += torch.eye(width, device=drafter.fc.weight.device)
 
 
-@torch.no_grad()
 def read_taps(target: Any, ids: torch.Tensor, layer_ids: list[int]) -> torch.Tensor:
     """Outputs `[B, L, taps * H]` of the tapped layers. Entry 0 of `hidden_states` is the embedding."""
-    outputs = target(ids, attention_mask=WHOLE_TEXT, use_cache=False, output_hidden_states=True, logits_to_keep=1)
-    states = outputs.hidden_states
-    return torch.cat([states[layer_id + 1] for layer_id in layer_ids], dim=-1)
+    with torch.no_grad():
+        outputs = target(ids, attention_mask=WHOLE_TEXT, use_cache=False, output_hidden_states=True, logits_to_keep=1)
+        states = outputs.hidden_states
+        return torch.cat([states[layer_id + 1] for layer_id in layer_ids], dim=-1)
 
 
 def draft_logits(

@@ -104,7 +104,8 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """bfloat16 products on a GPU. A cache of converted weights would outlive the graph that fills it."""
     if device.type != "cuda":
         return contextlib.nullcontext()
-    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+    context: contextlib.AbstractContextManager[Any] = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+    return context
 
 
 class _Step:

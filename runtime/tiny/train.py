@@ -84,8 +84,9 @@ class Work:
         return model
 
     def drafter(self) -> DFlashDrafter:
-        drafter = DFlashDrafter.from_pretrained(self.drafter_folder, dtype=torch.float32)
-        return drafter.to(self.device).eval()
+        drafter: DFlashDrafter = DFlashDrafter.from_pretrained(self.drafter_folder, dtype=torch.float32)
+        drafter.to(self.device).eval()
+        return drafter
 
     def held_out(self) -> list[Source]:
         """As the data stage read them: later stages may run on a machine with another Python."""
@@ -98,7 +99,7 @@ def make_data(work: Work, progress: Callable[[str], None]) -> dict[str, Any]:
     for name, sources in (("training", corpus.training), ("held_out", corpus.held_out)):
         text = json.dumps([(source.path, source.text) for source in sources])
         (work.folder / f"{name}.json").write_text(text, encoding="utf-8")
-    facts = {
+    facts: dict[str, Any] = {
         "python_version": platform.python_version() if work.library is None else f"sources of {work.library.name}",
         "held_out_modules": corpus.held_out_modules,
         **{
@@ -152,7 +153,7 @@ def make_texts(work: Work, progress: Callable[[str], None]) -> dict[str, Any]:
     recipe, target = work.recipe, work.target()
     stream = torch.load(work.folder / "stream.pt", weights_only=True)
     generator = torch.Generator().manual_seed(work.seed)
-    parts = []
+    parts: list[torch.Tensor] = []
     for temperature, count in ((0.0, recipe.num_greedy_texts), (1.0, recipe.num_sampled_texts)):
         starts = torch.randint(len(stream) - recipe.prefix_length, (count,), generator=generator)
         for some in starts.split(recipe.texts_at_once):
