@@ -35,7 +35,7 @@ class ReplayedCache(VerifiableCache):
         super().__init__(model, max_length)
 
     @property
-    def window(self) -> Window | None:  # type: ignore[override]
+    def window(self) -> Window | None:
         if self._reading is not None:
             self._window, self._reading = self._reading.window(), None
         return self._window

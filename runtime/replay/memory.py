@@ -109,8 +109,9 @@ class States:
 
 def unseat(attention: Mapping[int, DynamicLayer], recurrent: Mapping[int, LinearAttentionLayer]) -> None:
     """Give the layers memory of their own, so that another cache can take the place."""
-    for layer in attention.values():
+    # After a reset they are new and empty.
+    for layer in (layer for layer in attention.values() if layer.keys is not None):
         layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
-    for layer in recurrent.values():
+    for layer in (layer for layer in recurrent.values() if layer.recurrent_states[0] is not None):
         layer.recurrent_states[0] = layer.recurrent_states[0].clone()
         layer.conv_states.update({number: state.clone() for number, state in layer.conv_states.items()})

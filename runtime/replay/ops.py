@@ -49,8 +49,9 @@ def _(query, key, value, first_key, first_value, start, visible, scale):  # type
 
 def _num_rows(first: torch.Tensor) -> int:
     """As many rows as the memory behind `first` has from there on."""
-    held: int = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
-    return (held - (first.shape[1] - 1) * first.stride(1) - first.shape[3]) // first.stride(2) + 1
+    held = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
+    rows: int = (held - (first.shape[1] - 1) * first.stride(1) - first.shape[3]) // first.stride(2) + 1
+    return rows
 
 
 @torch.library.custom_op("ddaudit::window_delta_rule", mutates_args=())
