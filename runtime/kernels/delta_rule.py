@@ -117,9 +117,7 @@ if has_triton():
     ) -> torch.Tensor:
         from ddaudit.runtime.kernels import fused_delta_rule
 
-        return fused_delta_rule.verify(
-            query, key, value, g, beta, state, ancestors, keys_out, writes_out, decay_out
-        )
+        return fused_delta_rule.verify(query, key, value, g, beta, state, ancestors, keys_out, writes_out, decay_out)
 
     @commit_delta_rule.register_kernel("cuda")
     def _(

@@ -38,7 +38,7 @@ class AttentionLaunch:
 
 def attention_launch(query: torch.Tensor, key_buffer: torch.Tensor) -> AttentionLaunch:
     """The one that served best for those shapes: every multiprocessor has a program, and few have two."""
-    B, Hq, T, D = query.shape
+    B, Hq, T = query.shape[:3]
     Hkv, capacity = key_buffer.shape[1:3]
     rows = T * Hq // Hkv
     wide = query.dtype == torch.float32
