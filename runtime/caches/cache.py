@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from ddaudit.runtime.caches import takeover
 from ddaudit.runtime.caches.attention import keep_attention_window
+from ddaudit.runtime.caches.commits import commits
 from ddaudit.runtime.caches.history import History, Tokens
 from ddaudit.runtime.caches.window import Window, visible_in
 from ddaudit.runtime.models.architecture import decoder, text_config, unwrap
@@ -233,6 +234,7 @@ class VerifiableCache(DynamicCache):
             self._close_layers(held - length, [])
             self.window = None
 
+    @commits
     def crop(self, tokens_to_remove: int) -> None:
         """Transformers' own call, for code not yet ported: a count to remove if at most 0, else a length to keep."""
         self.truncate(tokens_to_remove if tokens_to_remove > 0 else self.get_seq_length() + tokens_to_remove)
@@ -314,6 +316,7 @@ def make_cache(model: nn.Module, max_length: int | None = None) -> VerifiableCac
     return VerifiableCache(model, max_length)
 
 
+@commits
 def crop_cache(cache: Cache, length: int) -> None:
     """Keep the first `length` tokens of a cache, exactly, on every layer kind and Transformers release.
 
@@ -334,6 +337,7 @@ def crop_cache(cache: Cache, length: int) -> None:
         cache.crop(length - held)
 
 
+@commits
 def keep_in_cache(cache: Cache, past_length: int, indices: Sequence[int] | torch.Tensor) -> None:
     """After a tree round, keep the accepted nodes of the last window, exactly, on every layer kind.
 
