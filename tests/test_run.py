@@ -174,7 +174,7 @@ def test_a_right_fork_is_identical(fork, loader):
     assert (entry.name, entry.verdict, entry.tokens) == ("blocks:generate", "identical", 48)
     assert {verdict.reason for verdict in entry.prompts} == {"every token equal"}
     assert entry.acceptance_length_mean > 2 and entry.acceptance_source == "entry"
-    assert entry.rounds and set(entry.stage_s) == {"target", "draft", "other"}
+    assert entry.rounds and set(entry.stage_s) == {"draft", "verify", "commit", "host"}
     assert record.plain.num_distinct_tokens > 20
     assert "executes the code" in output and "identical" in output
 

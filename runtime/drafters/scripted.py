@@ -254,6 +254,14 @@ class ScriptedDrafter(nn.Module):
         return count
 
 
+def chain_acceptance(spec: str, block_size: int) -> float | None:
+    """Tokens a round that `scripted:P` gives a chain of `block_size` - 1 drafts, the target's own token included."""
+    if not spec.startswith("scripted:"):
+        return None
+    p, _ = parse_scripted(spec)
+    return sum(p**number for number in range(block_size))
+
+
 def parse_scripted(text: str) -> tuple[float, float]:
     """`scripted:P[,Q]` as (P, Q), both chances."""
     numbers = text.partition(":")[2].split(",")
