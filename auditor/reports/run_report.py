@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _FEW_ACCEPTED = 1.1
-_COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "over replayed", "accepted", "rounds", "peak GiB", "verdict")
+_COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "x replay", "accepted", "rounds", "peak GiB", "verdict")
 
 
 def format_run(record: RunRecord) -> str:

@@ -32,7 +32,7 @@ WARM_UP_TOKENS = 8
 """The first call of a shape compiles kernels, which is no part of decoding speed."""
 _CHECK_TOKENS = 4
 """Of each prompt, decoded again after each entry to see that it has left the target as it was."""
-_REPLAYED = "plain decoding, replayed"
+_REPLAYED = "plain decoding replayed"
 
 
 def require_positions(target: Target, prompts: Sequence[Prompt], num_new: int) -> None:

@@ -260,7 +260,7 @@ def _run(
             keep(so_far.record())
     # Last, so that entries that make no cache of ours are timed on a model without its hooks.
     if so_far.device.type == "cuda" and replay_wanted() and not options.temperature:
-        progress("plain decoding, replayed")
+        progress("plain decoding replayed")
         so_far.plain_replayed = decode_replayed(target, references, so_far.noise, stop_token_ids, so_far.floor)
     if options.checks_state:
         progress("the same text under two rejection patterns")
