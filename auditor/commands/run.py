@@ -34,7 +34,8 @@ SAMPLE = Path(__file__).resolve().parents[2] / "tests" / "research_repo"
 @click.option(
     "--drafter", default="scripted:0.7", show_default=True,
     help="`scripted:P[,Q]`: the right token first with chance P, else second with chance Q (0.5 if left out). "
-    "`random`: the fork's own class, untrained. Or a folder, hub id or profile.",
+    "`random`: the fork's own class, untrained. Or a folder, hub id or profile. `scripted:P+DRAFTER` runs one of these "
+    "beside the script, for its time.",
 )  # fmt: skip
 @click.option("--entry", "entries", multiple=True, metavar="MODULE:FUNCTION", help="Only these; repeatable.")
 @click.option(
