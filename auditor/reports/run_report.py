@@ -35,7 +35,7 @@ def format_run(record: RunRecord) -> str:
     lines = [
         f"fork      {record.fork}",
         f"model     {record.model}" + (f", {record.dtype} on {record.device}" if record.dtype else ""),
-        *([f"drafter   {record.drafter}", f"prompts   {_describe_prompts(record)}"] if record.prompt_lengths else []),
+        *(_describe_inputs(record) if record.prompt_lengths else []),
         f"versions  ddaudit {record.ddaudit_version}, torch {record.torch_version}, "
         f"transformers {record.transformers_version}",
     ]
@@ -80,6 +80,11 @@ def _conclusion(record: RunRecord) -> str:
     elif record.entries and counts["distribution-preserving"] == len(record.entries):
         return "verdict: distribution-preserving. Every entry samples as the target alone would."
     return f"verdict: {', '.join(parts) or 'nothing was run'}."
+
+
+def _describe_inputs(record: RunRecord) -> list[str]:
+    drafter = textwrap.wrap(f"drafter   {record.drafter}", 120, subsequent_indent=" " * 10)
+    return [*drafter, f"prompts   {_describe_prompts(record)}"]
 
 
 def _describe_prompts(record: RunRecord) -> str:

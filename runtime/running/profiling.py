@@ -144,7 +144,7 @@ def _sum(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_wide(weight: torch.Tensor) -> torch.Tensor:
-    flat = weight.view(-1)
+    flat = weight.reshape(-1)
     wide = _WIDE.get(weight.element_size())
     if wide is None or flat.numel() * flat.element_size() % 4 or weight.storage_offset() % 4:
         return flat.sum(dtype=torch.float32)
