@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from ddaudit.runtime.caches import takeover
 from ddaudit.runtime.caches.attention import keep_attention_window
+from ddaudit.runtime.caches.commits import commits
 from ddaudit.runtime.caches.history import History, Tokens
 from ddaudit.runtime.caches.window import Window, visible_in
 from ddaudit.runtime.models.architecture import decoder, text_config, unwrap
@@ -236,6 +237,7 @@ class VerifiableCache(DynamicCache):
             self._close_layers(held - length, [])
             self.window = None
 
+    @commits
     def crop(self, tokens_to_remove: int) -> None:
         """Transformers' own call, for code not yet ported: a count to remove if at most 0, else a length to keep."""
         self.truncate(tokens_to_remove if tokens_to_remove > 0 else self.get_seq_length() + tokens_to_remove)
@@ -301,6 +303,7 @@ def _layer_type(model: nn.Module, index: int) -> str:
     return types[index] if types else "attention"
 
 
+@commits
 def crop_cache(cache: Cache, length: int) -> None:
     """Keep the first `length` tokens of a cache, exactly, on every layer kind and Transformers release.
 
@@ -321,6 +324,7 @@ def crop_cache(cache: Cache, length: int) -> None:
         cache.crop(length - held)
 
 
+@commits
 def keep_in_cache(cache: Cache, past_length: int, indices: Sequence[int] | torch.Tensor) -> None:
     """After a tree round, keep the accepted nodes of the last window, exactly, on every layer kind.
 

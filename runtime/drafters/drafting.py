@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from ddaudit.runtime.drafters.scripted import ScriptedDrafter, parse_scripted
+from ddaudit.runtime.drafters.scripted import AccompaniedDrafter, ScriptedDrafter, companion_of, parse_scripted
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.models.architecture import text_config
 from ddaudit.runtime.models.hub import not_cached, why_offline
@@ -37,6 +37,7 @@ class DraftPlan:
 
 def plan_drafts(spec: str, target: Target, block_size: int | None) -> DraftPlan:
     """The drafter's configuration: of the folder or profile named, of the target's own profile, or derived."""
+    spec = companion_of(spec) or spec
     if _is_by_name(spec):
         config = _named_config(spec)
     elif target.drafter_profile:
@@ -59,9 +60,13 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
     device, dtype = target.model.device, target.model.dtype
     if spec.startswith("scripted:"):
         p, q = parse_scripted(spec)
-        scripted = _scripted_class(own_class)
+        beside = companion_of(spec)
+        scripted = _scripted_class(own_class, AccompaniedDrafter if beside else ScriptedDrafter)
         config = _make_config(own_class, plan)
-        return scripted(target.model, config, plan, p, q, seed, _returns_logits(own_class))
+        drafter = scripted(target.model, config, plan, p, q, seed, _returns_logits(own_class))
+        if beside:
+            drafter.companion = make_drafter(beside, plan, own_class, target, seed)
+        return drafter
     is_folder = Path(spec).is_dir()
     is_trained = is_folder or (_is_by_name(spec) and looks_like_hub_id(spec))
     is_local = is_folder or (is_trained and bool(why_offline(spec)))
@@ -88,6 +93,8 @@ def describe_drafter(spec: str, temperature: float = 0.0) -> str:
     if spec.startswith("scripted:"):
         p, q = parse_scripted(spec)
         which, time = ("likeliest", "asks the target") if temperature else ("right", "costs no time")
+        if beside := companion_of(spec):
+            time = f"beside it runs {describe_drafter(beside)}, whose proposals are dropped"
         return f"scripted: the {which} token first with chance {p:g}, else second with chance {q:g}; {time}"
     if spec == "random":
         return "the repository's own class, random weights"
@@ -205,11 +212,11 @@ def _build(own_class: type, config: Any, dtype: torch.dtype) -> Any:
     return own_class(config).to(dtype)
 
 
-def _scripted_class(own_class: type | None) -> type:
+def _scripted_class(own_class: type | None, base: type) -> type:
     """A scripted drafter that is also an instance of the repository's class, so that its methods can be entries."""
     if own_class is None:
-        return ScriptedDrafter
-    return type(f"Scripted{own_class.__name__}", (ScriptedDrafter, own_class), {})
+        return base
+    return type(f"Scripted{own_class.__name__}", (base, own_class), {})
 
 
 def _returns_logits(own_class: type | None) -> bool:
