@@ -17,6 +17,7 @@ from ddaudit.runtime.models.hub import not_cached, why_offline
 from ddaudit.runtime.models.initializing import build_random, require_memory
 from ddaudit.runtime.models.loading import Target, checkpoint_bytes, looks_like_hub_id, read_config, require_weights
 from ddaudit.runtime.models.profile import load_profile
+from ddaudit.runtime.replay.drafter import replay_drafter
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,8 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
                 f"no drafter class was found in the repository: `--drafter {spec}` has nothing to build",
                 "use `--drafter scripted:0.7`, or name a draft model's folder",
             )
-        return AutoModelForCausalLM.from_pretrained(spec, dtype=dtype, local_files_only=is_local).to(device).eval()
+        drafter = AutoModelForCausalLM.from_pretrained(spec, dtype=dtype, local_files_only=is_local)
+        return drafter.to(device).eval()
     config = _make_config(own_class, plan)
     if is_trained:
         if is_folder:
@@ -85,8 +87,12 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
         drafter = own_class.from_pretrained(  # type: ignore[attr-defined]
             spec, config=config, dtype=dtype, local_files_only=is_local
         )
-        return drafter.to(device).eval()
-    return build_random(lambda: _build(own_class, config, dtype), device, f"a random {own_class.__name__}", seed)
+        drafter = drafter.to(device).eval()
+    else:
+        drafter = build_random(lambda: _build(own_class, config, dtype), device, f"a random {own_class.__name__}", seed)
+    if device.type == "cuda":
+        replay_drafter(drafter)
+    return drafter
 
 
 def describe_drafter(spec: str, temperature: float = 0.0) -> str:
