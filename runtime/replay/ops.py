@@ -1,8 +1,8 @@
 """The kernels as operators that a trace takes for one step each, whatever they do inside.
 
-Both write to memory that the trace does not see: the new rows of keys and values, and the factors that a commit
-needs. Nothing else in a trace touches that memory, and declaring the writes would let the compiler hand the kernel
-a copy of the one row that stands for all of them.
+They write to memory that the trace does not see: the new rows of keys and values, and what a commit needs. Nothing
+else in a trace touches that memory, and declaring the writes would let the compiler hand a kernel a copy of the one
+row that stands for all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ddaudit.runtime.kernels.attention import tree_attention
+from ddaudit.runtime.kernels.convolution import tree_convolution
 from ddaudit.runtime.kernels.delta_rule import tree_delta_rule
 
 
@@ -75,3 +76,22 @@ def window_delta_rule(
 @window_delta_rule.register_fake
 def _(query, key, value, g, beta, state, visible, keys, writes, log_decay):  # type: ignore[no-untyped-def]
     return query.new_empty(value.shape)
+
+
+@torch.library.custom_op("ddaudit::window_convolution", mutates_args=())
+def window_convolution(
+    inputs: torch.Tensor,
+    state: torch.Tensor,
+    taps: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    has_silu: bool,
+    kept: torch.Tensor,
+) -> torch.Tensor:
+    """The short convolution `[B, T, C]` at every node of a window; its inputs go to `kept`."""
+    return tree_convolution(inputs, state, taps, weight, bias, has_silu, kept)
+
+
+@window_convolution.register_fake
+def _(inputs, state, taps, weight, bias, has_silu, kept):  # type: ignore[no-untyped-def]
+    return inputs.new_empty(inputs.shape)

@@ -45,6 +45,7 @@ class Regions:
         self._compiler = compiler
         self._programs: dict[Any, Program] = {}
         self._packed: dict[int, dict[str, torch.Tensor]] = {}
+        self._checked: set[Any] = set()
 
     def detour(self, index: int, tensors: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
         """A forward for layer `index` whose window has these fixed `tensors`, by name.
@@ -53,7 +54,6 @@ class Regions:
             NotReplayable: from the call, where the layer cannot be traced or its program gives something else.
         """
         layer, stock = self._layers[index], self._layers[index].forward
-        checked: list[bool] = []
 
         def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
             leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -71,9 +71,10 @@ class Regions:
             program = self._programs[kind]
             named = self._named(index, tensors)
             output: torch.Tensor = program.run(*given, *(named[name] for name in program.names))[0]
-            if not checked:
+            # Once, and so before anything is captured.
+            if (index, kind) not in self._checked:
                 _check(output, call(*given), index)
-                checked.append(True)
+                self._checked.add((index, kind))
             return output
 
         return forward
@@ -121,9 +122,8 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Cal
     """Compile with TorchInductor."""
     from torch._inductor import compile as compile_graph
 
-    # Padded products copy weights; single rows are read fastest by a generated kernel that is tuned to the shape.
-    options = {"shape_padding": False, "coordinate_descent_tuning": inputs[0].shape[1] == 1}
-    compiled: Callable[..., Any] = compile_graph(graph, list(inputs), options=options)
+    # Padding a product would copy its weight in every round.
+    compiled: Callable[..., Any] = compile_graph(graph, list(inputs), options={"shape_padding": False})
     return compiled
 
 

@@ -50,7 +50,7 @@ class StaticWindow:
         self.factors: gated_delta.WindowFactors | None = None
         """Of all layers, `[L, 1, H, T, ...]`."""
         self.inputs: dict[int, torch.Tensor] = {}
-        """`[L, 1, C, T]`: the inputs of each convolution."""
+        """`[L, 1, T, C]`: the inputs of each convolution."""
         if states is not None:
             layers, _, heads, key_size, value_size = states.recurrent.shape
             empty = partial(torch.zeros, device=device, dtype=torch.float32)
@@ -60,7 +60,8 @@ class StaticWindow:
                 empty(layers, 1, heads, length),
             )
             self.inputs = {
-                number: state.new_zeros(*state.shape[:-1], length) for number, state in states.convolution.items()
+                number: state.new_zeros(*state.shape[:2], length, state.shape[2])
+                for number, state in states.convolution.items()
             }
         self._latest: tuple[torch.Tensor, torch.Tensor] | None = None
         self._made_anchors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -190,7 +191,9 @@ class StaticDelta(GatedDeltaWindow):
 
     def cut(self, length: int) -> tuple[dict[int, torch.Tensor], gated_delta.WindowFactors]:
         """Copies of the first `length` nodes' convolution inputs and factors."""
-        inputs = {number: each[..., :length].clone() for number, each in self._window_inputs.items()}
+        inputs = {
+            number: each[:, :length].transpose(1, 2).clone() for number, each in self._window_inputs.items()
+        }
         keys, writes = self._keys[..., :length, :].clone(), self._writes[..., :length, :].clone()
         return inputs, gated_delta.WindowFactors(keys, writes, self._log_decay[..., :length].clone())
 
@@ -218,7 +221,6 @@ class StaticDelta(GatedDeltaWindow):
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        self._window_inputs[state_idx].copy_(conv_states)
         self._convolving = state_idx
         return conv_states
 
@@ -230,9 +232,14 @@ class StaticDelta(GatedDeltaWindow):
         activation: str | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        taps = self._static.taps[weight.shape[-1]]
-        state = self._convolution[self._convolving]
-        return gated_delta.convolve(hidden_states, state, taps, weight, bias, self.function(activation))
+        if activation not in (None, "silu", "swish"):
+            raise NotReplayable(f"its convolution is followed by {activation}")
+        number = self._convolving
+        convolved = ops.window_convolution(
+            hidden_states.transpose(1, 2), self._convolution[number], self._static.taps[weight.shape[-1]], weight, bias,
+            activation is not None, self._window_inputs[number],
+        )  # fmt: skip
+        return convolved.transpose(1, 2)
 
     def delta_rule(
         self,

@@ -335,11 +335,11 @@ class TargetGraphs:
 
 
 def _commit_inputs(states: torch.Tensor, inputs: torch.Tensor, path: torch.Tensor, num: torch.Tensor) -> None:
-    """Shift the `num` inputs on `path`, `[L, 1, C, T]`, into the convolutions' states, `[L, 1, C, kernel]`."""
+    """Shift the `num` inputs on `path`, of `[L, 1, T, C]`, into the convolutions' states, `[L, 1, C, kernel]`."""
     size = states.shape[-1]
     # Entry j of the new state is input j of the old state followed by the path's, counted from the path's end.
     at = torch.arange(size, device=path.device) + num
-    from_path = inputs.index_select(-1, path[(at - size).clamp(0, len(path) - 1)])
+    from_path = inputs.index_select(2, path[(at - size).clamp(0, len(path) - 1)]).transpose(2, 3)
     states.copy_(torch.where(at < size, states.index_select(-1, at.clamp(max=size - 1)), from_path))
 
 
