@@ -38,23 +38,29 @@ class AttentionLaunch:
 
 def attention_launch(query: torch.Tensor, key_buffer: torch.Tensor) -> AttentionLaunch:
     """The one that served best for those shapes: every multiprocessor has a program, and few have two."""
-    B, Hq, T = query.shape[:3]
+    B, Hq, T, D = query.shape
     Hkv, capacity = key_buffer.shape[1:3]
-    rows = T * Hq // Hkv
-    wide = query.dtype == torch.float32
-    block_rows = min(32 if wide else 128, max(16, triton.next_power_of_2(rows)))
-    block_keys = 32 if wide else 64
+    rows, is_half = T * Hq // Hkv, query.element_size() == 2
+    block_rows = min(128 if is_half else max(16, 4096 // D), max(16, triton.next_power_of_2(rows)), 128)
+    block_keys = 64 if is_half and D <= 128 else 32
+    multiprocessors, shared_memory = _device(query.device)
+    num_stages = 3 if is_half else 1
+    while (block_rows + 2 * block_keys * num_stages) * D * query.element_size() > shared_memory and block_rows > 16:
+        num_stages, block_rows = (num_stages - 1, block_rows) if num_stages > 1 else (1, block_rows // 2)
     programs = B * Hkv * triton.cdiv(rows, block_rows)
-    shares = max(1, min(_SHARES, _multiprocessors(query.device) // programs - 1, triton.cdiv(capacity, block_keys)))
-    return AttentionLaunch(
-        block_rows, block_keys, shares, num_warps=8 if block_rows == 128 else 4, num_stages=1 if wide else 2
-    )
+    shares = max(1, min(_SHARES, multiprocessors // programs - 1, triton.cdiv(capacity, block_keys)))
+    return AttentionLaunch(block_rows, block_keys, shares, 8 if block_rows * D >= 2**14 else 4, num_stages)
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    # On the CPU only Triton's interpreter comes here.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
+def _device(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of memory that a program may share."""
+    if device.type != "cuda":
+        # Triton's interpreter.
+        return 16, 2**17
+    index = torch.cuda.current_device() if device.index is None else device.index
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    return properties["multiprocessor_count"], properties["max_shared_mem"]
 
 
 @triton.jit
@@ -75,11 +81,11 @@ def _take_in(q, k, v, is_seen, most, total, mixed, scale, PRECISION: tl.constexp
 @triton.jit
 def _attend(
     query, key, value, key_buffer, value_buffer, start, visible, offsets, most_out, total_out, mixed_out,
-    T, N, HKV, scale, window,
+    T, N, HKV, shares, scale, window,
     stride_qb, stride_qh, stride_qt, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_kbb, stride_kbh, stride_kbc, stride_vbb, stride_vbh, stride_vbc, stride_st,
     GROUPS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    SHARES: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of rows over one share of the past, or over the new keys, which the first block also stores."""
     share = tl.program_id(1)
@@ -101,12 +107,12 @@ def _attend(
     key_buffer += batch * stride_kbb + head * stride_kbh
     value_buffer += batch * stride_vbb + head * stride_vbh
 
-    if share < SHARES:
+    if share < shares:
         first = 0
         if HAS_WINDOW:
             place = past + tl.load(offsets + node, mask=is_row, other=0).to(tl.int32)
             first = tl.maximum(0, past - window + 1)
-        size = tl.cdiv(tl.cdiv(past - first, SHARES), KEYS) * KEYS
+        size = tl.cdiv(tl.cdiv(past - first, shares), KEYS) * KEYS
         first += share * size
         end = tl.minimum(first + size, past)
         for begin in tl.range(first, end, KEYS):
@@ -137,7 +143,7 @@ def _attend(
             )
             most, total, mixed = _take_in(q, k, v, is_seen != 0, most, total, mixed, scale, PRECISION)
 
-    found = (tl.program_id(2) * (SHARES + 1) + share).to(tl.int64) * (T * GROUPS) + row
+    found = (tl.program_id(2) * (shares + 1) + share).to(tl.int64) * (T * GROUPS) + row
     tl.store(most_out + found, most, mask=is_row)
     tl.store(total_out + found, total, mask=is_row)
     # A row that saw nothing leaves nothing, and the second kernel reads nothing for it.
@@ -147,14 +153,14 @@ def _attend(
 
 @triton.jit
 def _join(
-    most_in, total_in, mixed_in, output, T, HKV,
-    GROUPS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+    most_in, total_in, mixed_in, output, T, HKV, shares,
+    GROUPS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: what its `SHARES + 1` programs found, weighted by their sums."""
+    """One row: what its `shares + 1` programs found, weighted by their sums."""
     row, head = tl.program_id(0), tl.program_id(1)
     share = tl.arange(0, BLOCK)
-    found = (head * (SHARES + 1) + share).to(tl.int64) * (T * GROUPS) + row
-    is_share = share <= SHARES
+    found = (head * (shares + 1) + share).to(tl.int64) * (T * GROUPS) + row
+    is_share = share <= shares
     most = tl.load(most_in + found, mask=is_share, other=float("-inf"))
     weight = tl.exp2(most - tl.max(most, axis=0))
     total = tl.sum(weight * tl.load(total_in + found, mask=is_share, other=0.0), axis=0)
@@ -185,9 +191,12 @@ def attend(
     """As the op `ddaudit::tree_attention`, which says the shapes; rows of D are contiguous."""
     B, Hq, T, D = query.shape
     Hkv, N = key.shape[1:3]
+    if key_buffer.stride(-1) != 1 or value_buffer.stride(-1) != 1:
+        raise ValueError(f"rows of the K/V buffers must be contiguous, found strides {key_buffer.stride()}")
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     launch = launch or attention_launch(query, key_buffer)
     groups = Hq // Hkv
-    of_head = {"GROUPS": groups, "D": D, "BD": max(16, triton.next_power_of_2(D)), "SHARES": launch.shares}
+    of_head = {"GROUPS": groups, "D": D, "BD": max(16, triton.next_power_of_2(D))}
     output = query.new_empty(B, T, Hq, D)
     found = (B * Hkv, launch.shares + 1, T * groups)
     most, total = (torch.empty(found, dtype=torch.float32, device=query.device) for _ in range(2))
@@ -196,11 +205,11 @@ def attend(
     strides = [stride for x in tensors for stride in x.stride()[:3]]
     _attend[(triton.cdiv(T * groups, launch.block_rows), launch.shares + 1, B * Hkv)](
         *tensors, start, visible.view(torch.uint8), offsets, most, total, mixed,
-        T, N, Hkv, scale * math.log2(math.e), window, *strides, visible.stride(0),
+        T, N, Hkv, launch.shares, scale * math.log2(math.e), window, *strides, visible.stride(0),
         **of_head, ROWS=launch.block_rows, KEYS=launch.block_keys, HAS_WINDOW=window > 0, PRECISION=launch.precision,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     _join[(T * groups, B * Hkv)](
-        most, total, mixed, output, T, Hkv, **of_head, BLOCK=triton.next_power_of_2(launch.shares + 1)
+        most, total, mixed, output, T, Hkv, launch.shares, **of_head, BLOCK=triton.next_power_of_2(launch.shares + 1)
     )
     return output

@@ -314,8 +314,11 @@ def verify(
     decay_out: torch.Tensor,
     launch: VerifyLaunch | None = None,
 ) -> torch.Tensor:
-    """As the op `ddaudit::tree_delta_rule`, which says the shapes; rows are contiguous, heads may be strided."""
+    """As the op `ddaudit::tree_delta_rule`, which says the shapes."""
     B, T, H, V = value.shape
+    if not state.is_contiguous() or keys_out.stride(-1) != 1 or writes_out.stride(-1) != 1 or decay_out.stride(-1) != 1:
+        raise ValueError("`state` must be contiguous, and so must the rows of the factors written")
+    query, key, value, ancestors = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value, ancestors))
     K = key.shape[-1]
     output = torch.empty(value.shape, dtype=query.dtype, device=query.device)
     launch = launch or verify_launch(T)
@@ -353,6 +356,8 @@ def commit(
 ) -> None:
     """As the op `ddaudit::commit_delta_rule`, which says the shapes."""
     L, B, H, K, V = state.shape
+    if not state.is_contiguous() or keys.stride(-1) != 1 or writes.stride(-1) != 1 or decay.stride(-1) != 1:
+        raise ValueError("`state` must be contiguous, and so must the rows of the factors")
     launch = launch or CommitLaunch()
     block_keys = max(16, min(launch.block_keys, triton.next_power_of_2(K)))
     _commit[(L * B * H, triton.cdiv(K, block_keys))](
