@@ -70,8 +70,9 @@ def variants(quick: bool) -> list[Variant]:
         16: [VerifyLaunch(16, size, warps) for size in (16, 32, 64) for warps in (2, 4, 8)],
         64: [
             *(VerifyLaunch(64, size, warps) for size in (16, 32, 64) for warps in (4, 8)),
+            *(VerifyLaunch(64, 32, warps, block_keys=keys) for warps in (4, 8) for keys in (32, 128)),
             *(VerifyLaunch(rows, 32, warps) for rows in (16, 32) for warps in (2, 4)),
-            *(VerifyLaunch(64, 32, warps, precision) for warps in (4, 8) for precision in ("tf32", "ieee")),
+            *(VerifyLaunch(64, 32, warps, precision=precision) for warps in (4, 8) for precision in ("tf32", "ieee")),
         ],
         80: [VerifyLaunch(rows, 32, warps) for rows in (16, 32, 64) for warps in (4, 8)],
     }
