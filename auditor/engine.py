@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from ddaudit.auditor.sources.newer_syntax import newer_syntax
 from ddaudit.auditor.sources.parts import divide, scan_parts
 from ddaudit.auditor.sources.selection import select_files
 from ddaudit.auditor.sources.source import Skipped, SkipReason, SourceFile, read_tree
+from ddaudit.auditor.targets.releases import Releases, choose, on_release
 from ddaudit.auditor.targets.targeting import on_targets
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class ScanResult:
     """Findings that trying refuted: they do not count."""
     neutrality: Neutrality | None = None
     """How far the lines are from one model, where that was asked."""
+    releases: Releases | None = None
+    """The release of Transformers that findings and fixes are for."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -53,7 +56,13 @@ class ScanResult:
         """What concerns these files."""
         skipped = tuple(entry for entry in self.skipped if entry.path in names)
         findings = tuple(finding for finding in self.findings if finding.path in names)
-        return ScanResult(findings, skipped, len(names) - len({entry.path for entry in skipped}))
+        num_scanned = len(names) - len({entry.path for entry in skipped})
+        return replace(self, findings=findings, skipped=skipped, num_scanned=num_scanned)
+
+    def on(self, releases: Releases) -> ScanResult:
+        """The same for these releases: with the fixes that may be made for them."""
+        found = tuple(on_release(finding, releases) for finding in self.findings)
+        return replace(self, findings=found, releases=releases)
 
     @property
     def exit_code(self) -> int:
@@ -67,13 +76,16 @@ def scan(
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
     targets: tuple[str, ...] = (),
+    transformers: str = "",
 ) -> ScanResult:
     """Scan files and folders together: facts of one file serve the others. Of files alone only their own findings
     are given, and the facts are those of their repository.
 
-    Severities and messages are those of `targets`, profiles by name or file; without any, of the default one.
+    Severities and messages are those of `targets`, profiles by name or file; without any, of the default one. Fixes
+    are those for the release `transformers`; without one it is chosen by the repository or what is installed.
 
-    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule or profile.
+    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule, profile or
+    release.
     """
     rules = select_rules(select, ignore)
     selection = None if any(path.is_dir() for path in paths) else select_files(paths, markers(rules))
@@ -81,7 +93,7 @@ def scan(
     result = scan_sources(
         tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets
     )
-    return result.only(selection.names) if selection else result
+    return (result.only(selection.names) if selection else result).on(choose(tree.root, transformers))
 
 
 def markers(rules: Iterable[Rule]) -> frozenset[str]:

@@ -59,6 +59,8 @@ class Rule(ABC):
     severity: ClassVar[Severity]
     message: ClassVar[str]
     """The problem, then the remedy; `{name}` fields are filled by `report`."""
+    since: ClassVar[str] = ""
+    """The release of Transformers from which the code fails, where `report` is not told another; empty: any."""
     nodes: ClassVar[tuple[type[ast.AST], ...]]
     """Node types that `decide` wants to see."""
     markers: ClassVar[tuple[str, ...]]
@@ -91,6 +93,7 @@ class Rule(ABC):
         severity: Severity | None = None,
         message: str = "",
         claim: Claim | None = None,
+        since: str | None = None,
         **fields: str,
     ) -> Finding:
         """A finding at `node`. `fix` is the fix, or why there is none; `claim` is what the line asks of a model.
@@ -100,6 +103,7 @@ class Rule(ABC):
         Only a proven receiver keeps a safe fix: with less, the rewrite is right if the receiver is what it
         seems, and a person has to look.
         """
+        receiver = node
         # Inside an f-string a rewrite may clash with the quotes, and parsers before 3.12 misplace what stands there.
         string = file.string_around(node)
         if string is not None:
@@ -124,10 +128,11 @@ class Rule(ABC):
             message=(message or self.message).format(**fields),
             severity=severity or self.severity,
             confidence=because.confidence,
-            evidence=because.evidence,
+            evidence=(*because.evidence, *file.steps(receiver, because)),
             fix=fix if isinstance(fix, Fix) else None,
             no_fix_reason="" if isinstance(fix, Fix) else fix,
             claim=claim,
+            since=self.since if since is None else since,
         )
 
 

@@ -207,7 +207,7 @@ ATTENTION_CASES = [
 ]
 
 
-# Those that walk different ways through the fused kernels; the interpreter is slow.
+# Those that walk different ways through the fused kernels: interpreting and compiling take time.
 DISTINCT_DELTA_CASES = [case for case in DELTA_CASES if case.num_nodes in (1, 17, 20, 65)]
 DISTINCT_ATTENTION_CASES = [case for case in ATTENTION_CASES if case.num_nodes in (1, 8, 17, 33)]
 

@@ -1,4 +1,4 @@
-"""What several commands share: the choice of rules, the terminal's width, and commands to type next."""
+"""What several commands share: choosing rules and a release, the terminal's width, commands to type next."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def rule_options(command: _Command) -> _Command:
         "--select", multiple=True, callback=_split, help="Only rules of these code prefixes or slugs."
     )
     return select(ignore(command))
+
+
+def release_option(command: _Command) -> _Command:
+    """Adds `--transformers`."""
+    return click.option(
+        "--transformers", metavar="VERSION", default="",
+        help="Release of Transformers to port to.  [default: the newest the repository admits, or the installed one]",
+    )(command)  # fmt: skip
 
 
 def width() -> int:

@@ -101,7 +101,7 @@ class Flow:
             self._queued.discard(step)
             self._reading = step
             variable, source = step
-            found = list(self._produce(source))
+            found = list(self.produce(source))
             self._reading = None
             self._grow(variable, found)
 
@@ -202,7 +202,8 @@ class Flow:
             self.sources[variable].append(source)
             self._push((variable, source))
 
-    def _produce(self, source: Source) -> Iterable[Value]:
+    def produce(self, source: Source) -> Iterable[Value]:
+        """What one way of getting a value gives now."""
         match source:
             case Source(mode="value", expr=ast.expr() as expr):
                 return evaluate(self, expr, source.scope)

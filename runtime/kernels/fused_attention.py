@@ -37,7 +37,7 @@ class AttentionLaunch:
 
 
 def attention_launch(query: torch.Tensor, key_buffer: torch.Tensor) -> AttentionLaunch:
-    """The one that served best for those shapes: every multiprocessor has a program, and few have two."""
+    """What fits in registers and shared memory, so that every multiprocessor has a program, and few have two."""
     B, Hq, T, D = query.shape
     Hkv, capacity = key_buffer.shape[1:3]
     rows, is_half = T * Hq // Hkv, query.element_size() == 2
