@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddaudit.auditor.record import EntryRecord, PlainRecord
-from ddaudit.runtime.caches.cache import make_cache
+from ddaudit.runtime.caches.making import make_cache
 from ddaudit.runtime.caches.mode import replay_log
 from ddaudit.runtime.checks.decoding import Reference, decode_cached, decode_plain, stock_cache
 from ddaudit.runtime.checks.verdict import TOLERANCE, judge_prompt, measure_noise, worst
