@@ -20,6 +20,8 @@ ScopeNode: TypeAlias = (
     | ast.DictComp | ast.GeneratorExp
 )  # fmt: skip
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Methods of a module that give it a member by name.
+REGISTERS = frozenset({"register_buffer", "register_parameter", "register_module", "add_module"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -80,6 +82,15 @@ class Function:
     @property
     def takes_self(self) -> bool:
         return self.owner is not None and "staticmethod" not in self.decorators
+
+    @property
+    def is_abstract(self) -> bool:
+        """Nothing but a docstring, `pass`, `...` or `raise`: what it does stands in subclasses."""
+        body = [] if isinstance(self.node, ast.Lambda) else self.node.body
+        texts = (item.value for item in body if isinstance(item, ast.Expr))
+        return all(isinstance(item, ast.Pass | ast.Raise | ast.Expr) for item in body) and all(
+            isinstance(text, ast.Constant) for text in texts
+        )
 
     @property
     def self_name(self) -> str:
@@ -328,6 +339,9 @@ class _Collector:
                 match node:
                     case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
                         self.file.attributes_set.add(name)
+                    case ast.Call(func=ast.Attribute(attr=attr), args=[ast.Constant(value=str(name)), *_]):
+                        if attr in REGISTERS:
+                            self.file.attributes_set.add(name)
                 self._add(("call", node, None), Source("call", scope, node))
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -359,7 +373,10 @@ class _Collector:
                     self._add(("install", target, None), Source("install", source.scope, source.expr, target=target))
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 for i, element in enumerate(elements):
-                    if isinstance(element, ast.Starred):
+                    inner = _zipped(source, i) if isinstance(element, ast.Tuple | ast.List) else None
+                    if inner is not None:
+                        self._assign(element, Source("iterate", source.scope, inner))
+                    elif isinstance(element, ast.Starred):
                         self._assign(element.value, Source("other", source.scope))
                     elif source.mode in ("value", "iterate"):
                         mode = "item" if source.mode == "value" else "iterate-item"
@@ -377,6 +394,16 @@ class _Collector:
 
     def _add(self, variable: Variable, source: Source) -> None:
         self.file.sources.append((variable, source))
+
+
+def _zipped(source: Source, i: int) -> ast.expr | None:
+    """What the element `i` of each turn goes over, in `for n, (a, b) in enumerate(…)` and `for (a, b), c in zip(…)`."""
+    match source:
+        case Source(mode="iterate", expr=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_])):
+            return inner if i == 1 else None
+        case Source(mode="iterate", expr=ast.Call(func=ast.Name(id="zip"), args=inners)) if i < len(inners):
+            return inners[i]
+    return None
 
 
 def _class_of(base: ast.expr, scope: Scope) -> Class | None:
