@@ -7,14 +7,18 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from tiny_models import EXACT, VOCABULARY
+from transformers import DynamicCache
 
 from ddaudit.runtime import crop_cache, keep_in_cache
 from ddaudit.runtime.caches.cache import VerifiableCache
+from ddaudit.runtime.caches.mode import replay_log
 from ddaudit.runtime.caches.takeover import cache_argument
 from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import layer_output
 from ddaudit.runtime.replay.cache import ReplayedCache
+from ddaudit.runtime.replay.drafter import replay_drafter
 from ddaudit.runtime.replay.target import graphs_of
 
 TREE = (ROOT, 0, 0, 1, 1, 2, 3, 6, 7, 5, 9, ROOT, 11)
@@ -156,3 +160,89 @@ def test_a_program_that_gives_something_else_is_not_used():
     with pytest.warns(RuntimeWarning, match="compiled, differs from the stock layer"):
         ours = feed(model, replayed, text(3, 2))
     assert_same(ours, feed(model, eager, text(3, 2)))
+
+
+def test_projections_of_one_input_become_one_product_and_stay_the_models_own():
+    model = EXACT["qwen3_5"]()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    products = []
+
+    def counted(graph, inputs):
+        products.append(sum(node.target is torch.ops.aten.mm.default for node in graph.graph.nodes))
+        return graph
+
+    cache = ReplayedCache(model, None, graphs_of(model, counted))
+    feed(model, cache, text(9, 1))
+    feed(model, cache, text(3, 2))
+    # In, out, gate and up, down; or query, key and value, out, gate and up, down.
+    assert products == [4, 4]
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    mlp = model.model.layers[0].mlp
+    assert mlp.gate_proj.weight.untyped_storage().data_ptr() == mlp.up_proj.weight.untyped_storage().data_ptr()
+
+
+def test_a_layer_that_differs_in_a_number_is_not_served_by_anothers_program():
+    model = EXACT["qwen3_5"]()
+    model.model.layers[1].input_layernorm.eps = 0.5
+    eager, replayed = pair(model)
+    for cache in (eager, replayed):
+        feed(model, cache, text(9, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert_same(feed(model, replayed, text(3, 2)), feed(model, eager, text(3, 2)))
+
+
+class OwnDrafter(torch.nn.Module):
+    """A block drafter with attention through Transformers' functions, as public ones are written."""
+
+    def __init__(self, is_causal=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = transformers.Qwen3Config(hidden_size=32, attn_implementation="sdpa")
+        self.taken, self.is_causal, self.layer_idx = torch.nn.Linear(32, 96), is_causal, 0
+
+    def forward(self, noise_embedding, target_hidden, past_key_values=None):
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        queries, _, _ = self.taken(noise_embedding).chunk(3, -1)
+        _, keys, values = self.taken(torch.cat([target_hidden, noise_embedding], 1)).chunk(3, -1)
+        queries, keys, values = (x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (queries, keys, values))
+        keys, values = past_key_values.update(keys, values, 0)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        return attend(self, queries, keys, values, None, is_causal=self.is_causal)[0].flatten(2)
+
+
+@torch.inference_mode()
+def test_a_drafter_is_replayed_over_its_stock_cache():
+    drafter, eager = OwnDrafter(), OwnDrafter()
+    replay_drafter(drafter)
+    ours, theirs, other = DynamicCache(), DynamicCache(), DynamicCache()
+    with replay_log() as log:
+        for step, context in enumerate([20, 1, 3, 3, 1, 5]):
+            block, hidden = torch.randn(1, 4, 32), torch.randn(1, context, 32)
+            for cache in (ours, theirs):
+                model = drafter if cache is ours else eager
+                output = model(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
+                if cache is ours:
+                    mine = output
+            torch.testing.assert_close(mine, output)
+            for cache in (ours, theirs):
+                crop_cache(cache, cache.get_seq_length() - 4)
+            if step == 3:  # another text in between
+                for _ in range(2):
+                    drafter(noise_embedding=block, target_hidden=hidden, past_key_values=other)
+            torch.testing.assert_close(ours.layers[0].keys, theirs.layers[0].keys)
+    assert log.num_graphs == 3
+    assert log.refusals == []
+
+
+@torch.inference_mode()
+def test_a_drafter_that_looks_ahead_only_runs_eagerly():
+    drafter = OwnDrafter(is_causal=True)
+    replay_drafter(drafter)
+    cache = DynamicCache()
+    block, hidden = torch.randn(1, 4, 32), torch.randn(1, 2, 32)
+    drafter(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
+    with pytest.warns(RuntimeWarning, match="OwnDrafter drafts eagerly: .*OwnDrafter is causal"):
+        drafter(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
+    assert cache.get_seq_length() == 12

@@ -27,6 +27,7 @@ class ReplayedCache(VerifiableCache):
     """
 
     def __init__(self, model: nn.Module, max_length: int | None, graphs: TargetGraphs) -> None:
+        self._window: Window | None = None
         self._reading: WindowReading | None = None
         self._visible: torch.Tensor | None = None
         self._is_asked = False
