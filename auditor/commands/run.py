@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Finding
 
 SAMPLE = Path(__file__).resolve().parents[2] / "tests" / "research_repo"
+PROMPTS = Path(__file__).resolve().parents[2] / "runtime" / "prompts"
+TINY = "tiny-trained"
+TINY_OPTIONS = {"model": TINY, "prompt_tokens": 96}
 
 
 @click.command(short_help="Run a fork's generating functions against plain decoding.")
 @click.argument("folder", metavar="FORK", type=click.Path(path_type=Path))
-@click.option("--model", required=True, help="Target: a folder, a hub id (downloads), or a built-in profile.")
+@click.option(
+    "--model", help="Target: a folder, a hub id (downloads), or a built-in profile. Default: `tiny-trained`, bundled."
+)
 @click.option("--random-weights", is_flag=True, help="Build the model's architecture without its checkpoint.")
 @click.option(
     "--loader", type=click.Choice(["causal-lm", "conditional"]), default="causal-lm", show_default=True,
@@ -42,15 +47,16 @@ SAMPLE = Path(__file__).resolve().parents[2] / "tests" / "research_repo"
     "--arg", "arguments", multiple=True, metavar="[FUNCTION.]NAME=VALUE",
     help="Pass on to the entries that take it. Repeatable; the same name several times sweeps over the values.",
 )  # fmt: skip
-@click.option("--prompt", "prompts", multiple=True, help="Text to continue; repeatable. Default: random token ids.")
+@click.option("--prompt", "prompts", multiple=True, help="Text to continue; repeatable.")
 @click.option(
-    "--prompts", "prompt_file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File of prompts, one a line.",
+    "--prompts", "prompt_file", type=click.Path(path_type=Path),
+    help="File of prompts, one a line; or `code`, `mathematics` or `chat`, eight each that come with ddaudit.",
 )  # fmt: skip
-@click.option("--num-prompts", type=click.IntRange(min=1), default=3, show_default=True, help="Random prompts.")
 @click.option(
-    "--prompt-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Length of a random prompt."
-)
+    "--num-prompts", type=click.IntRange(min=1), default=3, show_default=True,
+    help="Without texts: random token ids, or for `tiny-trained` held-out pieces of Python's standard library.",
+)  # fmt: skip
+@click.option("--prompt-tokens", type=click.IntRange(min=1), help="Their length. Default: 32, 96 for `tiny-trained`.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option(
     "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
@@ -92,9 +98,17 @@ def run(
         _stop(f"there is no folder `{folder}`", "name the repository's or fork's root folder")
     _check_json_path(json_path)
     if prompt_file:
+        if not prompt_file.is_file():
+            prompt_file = PROMPTS / f"{prompt_file}.txt"
+        if not prompt_file.is_file():
+            names = ", ".join(sorted(path.stem for path in PROMPTS.glob("*.txt")))
+            _stop(f"`--prompts {prompt_file.stem}` is no file", f"name one, a prompt a line, or one of: {names}")
         prompts += tuple(line for line in prompt_file.read_text(encoding="utf-8").splitlines() if line.strip())
         if not prompts:
             _stop(f"`--prompts {prompt_file}` holds no prompt", "write one a line")
+    options = {name: value for name, value in options.items() if value is not None}
+    if options.setdefault("model", TINY) == TINY and not options["random_weights"]:
+        options = {**TINY_OPTIONS, **options}
     click.echo(f"ddaudit run executes the code in {folder.name or folder.resolve().name}.", err=True)
     chosen = [_named_entry(text) for text in entries] if entries else _found_entries(folder)
     record = run_folder(folder, chosen, arguments, {**options, "prompt_texts": prompts}, json_path)
@@ -106,7 +120,8 @@ def run(
 def demo(json_path: Path | None) -> None:
     """The whole job on a small example: scan our sample repository, fix it, run the fork, print the verdict.
 
-    On the CPU, on a tiny hybrid model with random weights. The sample needs a checkout of ddaudit.
+    On the CPU, on the bundled hybrid target, continuing pieces of Python's standard library that it was not trained
+    on. The sample needs a checkout of ddaudit.
 
     Exit code as for `run`.
     """
@@ -138,8 +153,8 @@ def demo(json_path: Path | None) -> None:
             f"\n2. fix {len(plan.settled.fixed)} of them: {num_lines} lines in {len(plan.changes)} files; "
             f"{len(plan.settled.left)} are left to a person"
         )
-        click.echo("\n3. run the fork on a tiny hybrid, beside plain decoding")
-        options = {"model": "tiny-hybrid", "random_weights": True, "device": "cpu", "max_new_tokens": 96}
+        click.echo("\n3. run the fork on the bundled hybrid, beside plain decoding")
+        options = {**TINY_OPTIONS, "device": "cpu", "max_new_tokens": 96}
         record = run_folder(fork, list(find_entries(fork)), (), options, json_path)
     _finish(record, json_path)
 

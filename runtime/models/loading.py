@@ -16,6 +16,7 @@ from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.models.hub import not_cached, why_offline
 from ddaudit.runtime.models.initializing import build_random, require_memory
 from ddaudit.runtime.models.profile import load_profile
+from ddaudit.runtime.tiny import TARGET, TINY
 
 LOADERS = {"causal-lm": AutoModelForCausalLM, "conditional": AutoModelForImageTextToText}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -60,7 +61,10 @@ def choose_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
 
 
 def load_target(name: str, *, random_weights: bool, loader: str, dtype: str, device: torch.device, seed: int) -> Target:
-    """`name` is a folder, a built-in profile or a hub id, looked at in that order."""
+    """`name` is a folder, the bundled target, a built-in profile or a hub id, looked at in that order."""
+    label = name
+    if name == TINY and not Path(name).is_dir():
+        name = str(TARGET)
     folder = Path(name)
     is_folder, is_hub_id = folder.is_dir(), looks_like_hub_id(name)
     profile = None if is_folder or is_hub_id else load_profile(name)
@@ -81,7 +85,7 @@ def load_target(name: str, *, random_weights: bool, loader: str, dtype: str, dev
         config = _from_hub_or_folder(AutoConfig, name, is_folder)
     chosen = choose_dtype(dtype, device, config)
     model_class = LOADERS[loader]
-    label = folder.resolve().name if is_folder else name
+    label = folder.resolve().name if is_folder and label != TINY else label
     if random_weights:
         model = build_random(
             lambda: _from_config(model_class, config, chosen), device, f"{label} with random weights", seed
@@ -100,7 +104,7 @@ def load_target(name: str, *, random_weights: bool, loader: str, dtype: str, dev
             )
         model = model.to(device).eval()
     serve_cpu(model)
-    kind = "built-in profile" if profile else ("folder" if is_folder else "hub")
+    kind = "built-in profile" if profile else ("bundled" if label == TINY else "folder" if is_folder else "hub")
     weights = f"random weights, seed {seed}" if random_weights else "checkpoint"
     return Target(
         model=model,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TREE_BUDGET = 32
-_EVALUATED_TOKENS = 192
+_EVALUATED_TOKENS = 128
 _CHARS_PER_TOKEN = 8
 """Enough of an excerpt for a prompt of so many tokens."""
 
