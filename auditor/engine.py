@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts.repository import FileFacts, learn
@@ -20,7 +20,7 @@ from ddaudit.auditor.targets.targeting import on_targets
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from ddaudit.auditor.targets.targeting import Neutrality
@@ -138,7 +138,7 @@ def _scan(sources: Mapping[str, SourceFile], codes: tuple[str, ...]) -> ScanResu
     if any(_mentions(sources[path], rule.markers) for path in trees for rule in rules):
         for file in learn({path: (sources[path], tree) for path, tree in trees.items()}):
             try:
-                found = list(_visit(file, rules))
+                found = _visit(file, rules)
             except RecursionError:
                 num_crashed += 1
                 failed.append(Skipped(file.source.path, SkipReason.CRASH, "an expression is nested too deeply"))
@@ -151,9 +151,13 @@ def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
     return any(marker in source.text for marker in markers)
 
 
-def _visit(file: FileFacts, rules: Sequence[Rule]) -> Iterator[Finding]:
+def _visit(file: FileFacts, rules: Sequence[Rule]) -> list[Finding]:
     """Each rule sees the nodes of the types it asked for, in files that have one of its words."""
+    found: list[Finding] = []
+    has = cache(file.source.text.__contains__)
     for rule in rules:
-        if _mentions(file.source, rule.markers):
+        if any(map(has, rule.markers)):
+            decide = rule.decide
             for node in file.file.of(*rule.nodes):
-                yield from rule.decide(node, file)
+                found += decide(node, file)
+    return found

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.claim import Claim
     from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.scopes import Named
     from ddaudit.auditor.facts.values import Value
 
 
@@ -59,8 +60,8 @@ class Rule(ABC):
     severity: ClassVar[Severity]
     message: ClassVar[str]
     """The problem, then the remedy; `{name}` fields are filled by `report`."""
-    nodes: ClassVar[tuple[type[ast.AST], ...]]
-    """Node types that `decide` wants to see."""
+    nodes: ClassVar[tuple[type[ast.AST] | Named, ...]]
+    """Node types that `decide` wants to see, or those of a type with certain names."""
     markers: ClassVar[tuple[str, ...]]
     """A file with none of these strings cannot hold a finding."""
     EXAMPLES: ClassVar[tuple[Good | Bad, ...]]

@@ -13,6 +13,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -38,7 +39,7 @@ class CacheCrop(Rule):
         "`crop` no longer takes a length (raises from Transformers 5.24) and never undoes a recurrent state; "
         "use `crop_cache(cache, length)`"
     )
-    nodes = (ast.Call,)
+    nodes = (Named(ast.Call, frozenset({"crop"})),)
     markers = (".crop(",)
     EXAMPLES = (
         Good("""

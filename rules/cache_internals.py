@@ -12,6 +12,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -46,7 +47,7 @@ class CacheInternals(Rule):
     kind = "cache-internals"
     severity = Severity.ERROR
     message = "`{name}` of a cache is gone in Transformers 5: {remedy}"
-    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
+    nodes = (Named(ast.Attribute, REMOVED), ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
         Good("""

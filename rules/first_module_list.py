@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -29,7 +30,7 @@ class FirstModuleList(Rule):
     message = (
         "on a vision-language model the first `ModuleList` holds the vision tower's blocks; use `get_decoder().layers`"
     )
-    nodes = (ast.Call,)
+    nodes = (Named(ast.Call, frozenset({"isinstance"})),)
     markers = ("ModuleList",)
     EXAMPLES = (
         Good("""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
-from ddaudit.auditor.facts.expressions import attribute, evaluate
+from ddaudit.auditor.facts.expressions import accessed, attribute, evaluate
 from ddaudit.auditor.facts.patching import hook
 from ddaudit.auditor.facts.scopes import Class, Function, Scope, Source
-from ddaudit.auditor.facts.values import Kind, Value, fact_at, made, place
+from ddaudit.auditor.facts.values import Kind, Value, fact_at, made, place, replace
 from ddaudit.auditor.finding import Confidence
 
 if TYPE_CHECKING:
@@ -27,16 +26,20 @@ def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
                         item for value in evaluate(flow, call.args[0], scope) for item in attribute(flow, value, attr)
                     ]
             return found + [value for extra in call.args[2:] for value in evaluate(flow, extra, scope)]
-        case ast.Attribute(value=base, attr=attr):
-            for value in evaluate(flow, base, scope):
+        case ast.Attribute(value=base, attr=attr) as function:
+            held = evaluate(flow, base, scope)
+            for value in held:
                 found += _method_call(flow, value, attr, call, scope)
             if attr == "unsqueeze" and _is_unsqueeze(base):
                 fact = "two dimensions are added by `unsqueeze`"
                 found.append(made(Kind.TREE_MASK, call, scope.file, fact))
             if attr in ("unwrap_model", "prepare", "prepare_model") and call.args:
                 found += evaluate(flow, call.args[0], scope)
+            called = accessed(flow, function, held, scope)
+        case function:
+            called = evaluate(flow, function, scope)
     hook(flow, call, scope)
-    for value in evaluate(flow, call.func, scope):
+    for value in called:
         found += _called(flow, value, call, scope)
     return found
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
-from ddaudit.auditor.facts.scopes import File, Scope, Variable
+from ddaudit.auditor.facts.scopes import File, Named, Scope, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
 
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.flow import Flow
 
 Seed = tuple[Variable, Value]
+
+FIELDS = Named(ast.Attribute, library.OUTPUT_FIELDS)
+# First steps of paths below a model, and what a cache or a part of one is asked.
+STEPS = Named(
+    ast.Attribute, frozenset(path.partition(".")[0] for path in library.MODEL_PATHS) | library.NAMED_MODEL_PATHS
+)
+QUESTIONS = Named(ast.Attribute, library.CACHE_PATHS | {"crop", "shape", "size"})
 
 
 def add_evidence(flow: Flow) -> None:
@@ -58,7 +65,7 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
         if not given:
             continue
-        scope = file.scopes[node]
+        scope = file.scope_of(node)
         callee = node.func
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
             callee = callee.value
@@ -84,20 +91,20 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _fields_read(file: File) -> dict[tuple[Scope, str], set[str]]:
     read: dict[tuple[Scope, str], set[str]] = defaultdict(set)
-    for node in file.attributes:
-        if isinstance(node.value, ast.Name) and node.attr in library.OUTPUT_FIELDS:
-            home = file.scopes[node].find(node.value.id)
+    for node in file.of(FIELDS):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            home = file.scope_of(node).find(node.value.id)
             if home is not None:
                 read[home, node.value.id].add(node.attr)
     return read
 
 
 def _result_fields(call: ast.Call, file: File, fields: dict[tuple[Scope, str], set[str]]) -> set[str]:
-    match file.parents.get(call):
+    match file.parent(call):
         case ast.Attribute(attr=attr) if attr in library.OUTPUT_FIELDS:
             return {attr}
         case ast.Assign(targets=[ast.Name(id=name)]):
-            home = file.scopes[call].find(name)
+            home = file.scope_of(call).find(name)
             return fields[home, name] if home is not None else set()
     return set()
 
@@ -112,7 +119,7 @@ def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
                 given = next(keyword.value for keyword in keywords if keyword.arg == "config")
             case _:
                 continue
-        scope = file.scopes[node]
+        scope = file.scope_of(node)
         names = [value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY]
         variable = flow.variable(given, scope)
         if variable is None or flow.held(variable) or not any(name.startswith("transformers.") for name in names):
@@ -126,7 +133,7 @@ def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     for node in file.calls:
         if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in node.keywords):
             continue
-        scope = file.scopes[node]
+        scope = file.scope_of(node)
         model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
         for keyword in node.keywords if model else ():
             variable = flow.variable(keyword.value, scope)
@@ -160,24 +167,23 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 
 def _chains(file: File) -> Iterator[tuple[ast.expr, list[str], Scope]]:
-    """Each attribute path of two or more parts, with each expression that it may start from."""
-    for node in file.attributes:
-        if isinstance(file.parents.get(node), ast.Attribute):
-            continue
-        path: list[str] = []
-        current: ast.expr = node
-        while isinstance(current, ast.Attribute) and len(path) < 12:
-            path.insert(0, current.attr)
-            current = current.value
-            if isinstance(current, ast.Name | ast.Attribute):
-                yield current, path.copy(), file.scopes[node]
+    """Each attribute path that begins as those of models do, with the expression that it starts from."""
+    for node in file.of(STEPS):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            path = [node.attr]
+            above = file.parent(node)
+            while isinstance(above, ast.Attribute):
+                path.append(above.attr)
+                above = file.parent(above)
+            if len(path) <= 12:
+                yield node.value, path, file.scope_of(node)
 
 
 def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Asked what only a cache is asked, or named and taken apart like one."""
     if file.is_lookalike:
         return
-    for node in file.of(ast.Attribute, ast.Subscript, ast.For, ast.comprehension):
+    for node in file.of(QUESTIONS, ast.Subscript, ast.For, ast.comprehension):
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
                 pass
@@ -201,7 +207,7 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
                         base = inner
             case _:
                 continue
-        scope = file.scopes[node]
+        scope = file.scope_of(node)
         variable = flow.variable(base, scope)
         if variable is None or flow.held(variable):
             continue

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict, deque
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.calls import annotated, call_result
@@ -18,7 +17,7 @@ from ddaudit.auditor.facts.expressions import evaluate, imported, item, iterate,
 from ddaudit.auditor.facts.modules import Modules
 from ddaudit.auditor.facts.patching import install
 from ddaudit.auditor.facts.scopes import Class, File, Function, Scope, Source, Variable
-from ddaudit.auditor.facts.values import Kind, Value, fact_at, place
+from ddaudit.auditor.facts.values import Kind, Value, fact_at, place, replace
 from ddaudit.auditor.finding import Confidence
 
 if TYPE_CHECKING:
@@ -47,8 +46,12 @@ class Flow:
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
         self._rivals: dict[tuple[str, Scope, str], bool] = {}
+        self.kinds: set[Kind] = set()
+        """Kinds that any variable holds."""
+        self.packages = {package for file in files.values() for package in file.packages}
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""
+        self._attributes_set = {attr for file in files.values() for attr in file.attributes_set}
         self.modules = Modules(files)
         self._mixed: dict[str, list[Class]] = defaultdict(list)
         """Classes with several bases, by the last name of each."""
@@ -66,7 +69,10 @@ class Flow:
 
     def values(self, expr: ast.expr, scope: Scope) -> tuple[Value, ...]:
         """What `expr` can hold, the surest first."""
-        found = {value.key: value for value in evaluate(self, expr, scope)}
+        held = evaluate(self, expr, scope)
+        if len(held) < 2:
+            return tuple(held)
+        found = {value.key: value for value in held}
         return tuple(sorted(found.values(), key=lambda value: (-value.rank, value.kind.name, value.origin)))
 
     def held(self, variable: Variable) -> tuple[Value, ...]:
@@ -93,7 +99,7 @@ class Flow:
 
     def is_set_anywhere(self, attr: str) -> bool:
         """Whether the repository gives the attribute to an object of another's class."""
-        return any(attr in file.attributes_set for file in self.files.values())
+        return attr in self._attributes_set
 
     def solve(self) -> None:
         while self._queue:
@@ -178,14 +184,15 @@ class Flow:
         held = self._table[variable]
         grew = False
         for value in found:
-            old = held.get(value.key)
+            old = held.get(value[:2])
             if old is None:
                 # Of too many the first are kept, and one of each kind: no kind that it can hold is ever forgotten.
                 is_new = len(held) < MAX_VALUES or all(value.kind is not other.kind for other in held.values())
             else:
-                is_new = value.rank > old.rank
+                is_new = value.confidence is not old.confidence and value.rank > old.rank
             if is_new:
-                held[value.key] = value
+                held[value[:2]] = value
+                self.kinds.add(value.kind)
                 grew = True
         if grew:
             for reader in self._readers[variable]:
@@ -203,29 +210,32 @@ class Flow:
             self._push((variable, source))
 
     def _produce(self, source: Source) -> Iterable[Value]:
+        mode, expr, scope = source.mode, source.expr, source.scope
+        # By the mode alone, the frequent ones first: patterns of whole sources take several times longer.
+        if expr is not None:
+            if mode == "value":
+                return evaluate(self, expr, scope)
+            if mode == "call":
+                return call_result(self, cast("ast.Call", expr), scope)
+            if mode == "annotation":
+                return annotated(self, expr, scope, expr)
+            if mode == "item":
+                return item(self, expr, source.index, scope)
+            if mode == "iterate":
+                return iterate(self, expr, scope)
+            if mode == "iterate-item":
+                return iterate_item(self, expr, source.index, scope)
         match source:
-            case Source(mode="value", expr=ast.expr() as expr):
-                return evaluate(self, expr, source.scope)
-            case Source(mode="item", expr=ast.expr() as expr):
-                return item(self, expr, source.index, source.scope)
-            case Source(mode="iterate", expr=ast.expr() as expr):
-                return iterate(self, expr, source.scope)
-            case Source(mode="iterate-item", expr=ast.expr() as expr):
-                return iterate_item(self, expr, source.index, source.scope)
-            case Source(mode="annotation", expr=ast.expr() as expr):
-                return annotated(self, expr, source.scope, expr)
             case Source(mode="import", target=(str() as module, str() as name, int() as level)):
-                return imported(self, module, name, level, source.scope.file)
+                return imported(self, module, name, level, scope.file)
             case Source(mode="function", target=Function() as function):
-                return [self.defined(Kind.FUNCTION, function, function.node, source.scope.file)]
+                return [self.defined(Kind.FUNCTION, function, function.node, scope.file)]
             case Source(mode="class", target=Class() as owner):
-                return [self.defined(Kind.OWN_CLASS, owner, owner.node, source.scope.file)]
+                return [self.defined(Kind.OWN_CLASS, owner, owner.node, scope.file)]
             case Source(mode="self", target=Function() as function):
                 return self.instance(function)
-            case Source(mode="call", expr=ast.Call() as call):
-                return call_result(self, call, source.scope)
             case Source(mode="install", expr=ast.expr() as expr, target=ast.Attribute() as target):
-                install(self, target, expr, source.scope)
+                install(self, target, expr, scope)
         return []
 
     def defined(self, kind: Kind, target: Function | Class, node: ast.AST, file: File) -> Value:
@@ -267,6 +277,6 @@ def _is_rival(binding: ast.AST, file: File, package: str) -> bool:
     statement: ast.stmt | None = None
     while above is not None and not isinstance(above, ast.ExceptHandler):
         statement = above if statement is None and isinstance(above, ast.stmt) else statement
-        above = file.parents.get(above)
+        above = file.parent(above)
     is_none = isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
     return above is None and not is_none

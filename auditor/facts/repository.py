@@ -12,8 +12,9 @@ from ddaudit.auditor.facts.cache_uses import CacheUse, cache_uses, note_moves
 from ddaudit.auditor.facts.compaction import Compaction, find_compactions
 from ddaudit.auditor.facts.evidence import add_evidence
 from ddaudit.auditor.facts.flow import Flow
+from ddaudit.auditor.facts.indexing import index
 from ddaudit.auditor.facts.patching import hooked_layer, patched
-from ddaudit.auditor.facts.scopes import Class, File, Function, Scope, index
+from ddaudit.auditor.facts.scopes import Class, File, Function, Scope
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Edit, Import
 from ddaudit.auditor.sources.source import NEWLINE
@@ -96,7 +97,7 @@ class FileFacts:
     # The tree
 
     def parent(self, node: ast.AST) -> ast.AST | None:
-        return self.file.parents.get(node)
+        return self.file.parent(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         return self.file.above(node)
@@ -105,7 +106,7 @@ class FileFacts:
         return next(item for item in (node, *self.ancestors(node)) if isinstance(item, ast.stmt))
 
     def scope(self, node: ast.AST) -> Scope:
-        return self.file.scopes[node]
+        return self.file.scope_of(node)
 
     def function(self, node: ast.AST) -> Function | None:
         return self.scope(node).enclosing_function

@@ -129,6 +129,8 @@ class SourceFile:
         return found
 
     def has_comment(self, start: int, end: int) -> bool:
+        if "#" not in self.text[start:end]:
+            return False
         at = bisect.bisect_left(self.comments, start)
         return at < len(self.comments) and self.comments[at] < end
 
