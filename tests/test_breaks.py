@@ -13,8 +13,8 @@ import torch
 from tiny_models import gemma3, mistral, qwen3, qwen3_5
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from ddaudit.runtime import cache as cache_module
 from ddaudit.runtime.caches import attention, gated_delta, recurrent, takeover
+from ddaudit.runtime.caches import cache as cache_module
 from ddaudit.runtime.caches.cache import VerifiableCache, make_cache
 from ddaudit.runtime.caches.delta_window import GatedDeltaWindow
 from ddaudit.runtime.caches.recurrent import SteppedWindow

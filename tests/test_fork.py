@@ -16,7 +16,7 @@ from toy_rules import MAKE_CACHE, Rename, scanner
 
 from ddaudit.auditor.cli import main
 from ddaudit.auditor.engine import ScanResult, scan
-from ddaudit.auditor.fixing.applying import fork, placing
+from ddaudit.auditor.fixing import fork, placing
 from ddaudit.auditor.fixing.fork import MANIFEST, PATCH, plan_fix, read_manifest
 from ddaudit.auditor.fixing.patch import patch
 from ddaudit.auditor.fixing.placing import write_fork, write_in_place

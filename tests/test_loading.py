@@ -13,9 +13,9 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from tiny_models import qwen3
 from transformers import PreTrainedModel, Qwen3Config
 
-from ddaudit.runtime import hub as hub_module
 from ddaudit.runtime.drafters.drafting import describe_drafter, make_drafter, plan_drafts
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.models import hub as hub_module
 from ddaudit.runtime.models import initializing, loading
 from ddaudit.runtime.models.initializing import build_random
 from ddaudit.runtime.models.loading import choose_device, choose_dtype, load_target

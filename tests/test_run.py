@@ -515,8 +515,8 @@ def stop(*_):
     import torch
     sys.exit(f"threads: {torch.get_num_threads()}")
 
-cli_run.run_folder = stop
-cli_run.demo([])
+run.run_folder = stop
+run.demo([])
 """
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

@@ -80,9 +80,9 @@ def as_json(profile: Profile) -> dict[str, Any]:
 
 
 def load_runtime(name: str) -> Any:
-    """A module of the runtime, which is an extra."""
+    """A module of the runtime's probing, which is an extra."""
     try:
-        return importlib.import_module(f"ddaudit.runtime.{name}")
+        return importlib.import_module(f"ddaudit.runtime.probing.{name}")
     except ImportError as error:
         raise click.ClickException(f"{error}; this needs the runtime: pip install 'ddaudit[runtime]'") from error
 

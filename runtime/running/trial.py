@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ddaudit.runtime.checks.sampling import SampleTally
     from ddaudit.runtime.running.arguments import Call
 
+RUNTIME = Path(__file__).parents[1]
+
 
 @dataclass(frozen=True)
 class Imported:
@@ -78,7 +80,7 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str]:
         return text, "lower `--max-new-tokens`, `--prompt-tokens` or the entry's own budget"
     if isinstance(error, SystemExit):
         return text, "the entry ends the program itself: name a function that generates, not a script's `main`"
-    if isinstance(error, NotImplementedError) and Path(stack[-1].filename).parent == Path(__file__).parent:
+    if isinstance(error, NotImplementedError) and RUNTIME in Path(stack[-1].filename).parents:
         return text, "no fix changes that: take a target of other layer kinds; the README's limits name the exact ones"
     return text, "`ddaudit scan` names the places that break on this architecture, `ddaudit fix` mends them"
 
