@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.calls import annotated, call_result
-from ddaudit.auditor.facts.expressions import evaluate, imported, item, iterate, iterate_item
+from ddaudit.auditor.facts.expressions import HOLDING, evaluate, imported, item, iterate, iterate_item
 from ddaudit.auditor.facts.modules import Modules
 from ddaudit.auditor.facts.patching import install
 from ddaudit.auditor.facts.scopes import Class, File, Function, Scope, Source, Variable
@@ -60,9 +60,11 @@ class Flow:
                 for base in owner.node.bases if len(owner.node.bases) > 1 else ():
                     self._mixed[base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")].append(owner)
         for file in files.values():
-            for variable, source in file.sources:
+            for step in file.sources:
+                variable, source = step
                 self.sources[variable].append(source)
-                self._push((variable, source))
+                if source.mode != "value" or type(source.expr) in HOLDING:
+                    self._push(step)
         self.solve()
 
     # What rules and later stages ask
@@ -106,10 +108,10 @@ class Flow:
             step = self._queue.popleft()
             self._queued.discard(step)
             self._reading = step
-            variable, source = step
-            found = list(self._produce(source))
+            found = self._produce(step[1])
             self._reading = None
-            self._grow(variable, found)
+            if found:
+                self._grow(step[0], found)
 
     def bases(self, owner: Class) -> Iterator[Class | str]:
         """Base classes, nearest first: the repository's own, or qualified names of others."""
@@ -209,7 +211,7 @@ class Flow:
             self.sources[variable].append(source)
             self._push((variable, source))
 
-    def _produce(self, source: Source) -> Iterable[Value]:
+    def _produce(self, source: Source) -> list[Value]:
         mode, expr, scope = source.mode, source.expr, source.scope
         # By the mode alone, the frequent ones first: patterns of whole sources take several times longer.
         if expr is not None:

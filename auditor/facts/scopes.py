@@ -155,6 +155,9 @@ class File:
 
     def _with_name(self, wanted: Named) -> Iterator[ast.AST]:
         """In the order of the text, whatever that of the names."""
+        # A file has more plain names than anything else, and mostly none of those.
+        if wanted.kind is ast.Name and not any(name in self.source.text for name in wanted.names):
+            return iter(())
         nodes, places = self.by_type[wanted.kind], self._places(wanted.kind)
         found = sorted(chain.from_iterable(places[name] for name in wanted.names if name in places))
         return (nodes[place] for place in found)
