@@ -8,15 +8,19 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ddaudit.auditor.commands.fix import fix
 from ddaudit.auditor.commands.matrix import matrix
-from ddaudit.auditor.commands.options import rule_options, typed, width
+from ddaudit.auditor.commands.options import cache_options, rule_options, typed, width
 from ddaudit.auditor.commands.probe import probe
 from ddaudit.auditor.commands.run import demo, run
 from ddaudit.auditor.commands.verify import verify as verify_result
+
+if TYPE_CHECKING:
+    from ddaudit.auditor.scanning.result_cache import ResultCache
 
 CONFIDENCES = ("guess", "likely", "proven")
 
@@ -77,6 +81,7 @@ def main() -> None:
     help="Model to port to: a built-in profile or a file of `probe --save`; repeatable.  [default: qwen3.6-27b]",
 )  # fmt: skip
 @click.option("--verify", is_flag=True, help="Try each finding on the target's own classes; needs the runtime.")
+@cache_options
 @click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
     paths: tuple[Path, ...],
@@ -86,6 +91,7 @@ def scan(
     min_confidence: str,
     targets: tuple[str, ...],
     verify: bool,
+    cache: ResultCache | None,
     files: bool,
 ) -> None:
     """Report brittle places in PATHS (default: this folder). Nothing is imported or executed.
@@ -106,6 +112,7 @@ def scan(
         ignore=ignore,
         min_confidence=Confidence(min_confidence),
         targets=targets,
+        cache=cache,
     )
     if verify:
         result = verify_result(result, targets)
@@ -117,6 +124,8 @@ def scan(
         step = scan_report.next_step(result, _folder(paths))
         if form == "text" and step:
             click.echo(step)
+        for limit in result.limits if form == "jsonl" else ():
+            click.echo(f"limit: {limit}", err=True)
         for entry in result.skipped:
             click.echo(scan_report.skipped_line(entry), err=True)
     sys.exit(result.exit_code)

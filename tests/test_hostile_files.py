@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddaudit.auditor import engine
 from ddaudit.auditor.cli import main
+from ddaudit.auditor.scanning import examining
 from ddaudit.auditor.sources.source import SkipReason, read_tree, shown
 
 BRITTLE = "from transformers import PreTrainedModel\n\ndef f(m: PreTrainedModel):\n    return m.model.layers\n"
@@ -99,7 +99,7 @@ def test_a_fault_of_the_tool_is_not_taken_for_findings(tmp_path, monkeypatch):
         raise KeyError("x")
 
     (tmp_path / "a.py").write_text(BRITTLE)
-    monkeypatch.setattr(engine, "learn", fail)
+    monkeypatch.setattr(examining, "learn", fail)
     result = CliRunner().invoke(main, ["scan", str(tmp_path)])
     assert result.exit_code == 2
     assert result.output.endswith("error: this is a fault of ddaudit\n")

@@ -38,9 +38,10 @@ def add_evidence(flow: Flow) -> None:
     ):
         surest: dict[Variable, Value] = {}
         for file in flow.files.values():
-            for variable, value in stage(file, flow):
-                if variable not in surest or value.rank > surest[variable].rank:
-                    surest[variable] = value
+            with flow.reading(file):
+                for variable, value in stage(file, flow):
+                    if variable not in surest or value.rank > surest[variable].rank:
+                        surest[variable] = value
         for variable, value in surest.items():
             flow.seed(variable, value)
         flow.solve()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict, deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.calls import annotated, call_result
+from ddaudit.auditor.facts.exhaustion import EXHAUSTION, said
 from ddaudit.auditor.facts.expressions import HOLDING, evaluate, imported, item, iterate, iterate_item
 from ddaudit.auditor.facts.modules import Modules
 from ddaudit.auditor.facts.patching import install
@@ -45,6 +47,8 @@ class Flow:
         self.definitions: dict[str, Function | Class | File] = {}
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
+        self.failed: dict[str, str] = {}
+        """Files about which nothing more can be said, and why."""
         self._rivals: dict[tuple[str, Scope, str], bool] = {}
         self.kinds: set[Kind] = set()
         """Kinds that any variable holds."""
@@ -95,6 +99,14 @@ class Flow:
                         return ("attribute", self.owner_of(owner, attr) or owner, attr)
         return None
 
+    @contextmanager
+    def reading(self, file: File) -> Iterator[None]:
+        """What reading the file exhausts costs that file alone."""
+        try:
+            yield
+        except EXHAUSTION as error:
+            self.failed[file.source.path] = said(error)
+
     def seed(self, variable: Variable, value: Value) -> None:
         """Let a variable hold a value found by other means; `solve` spreads it."""
         self._grow(variable, [value])
@@ -108,7 +120,11 @@ class Flow:
             step = self._queue.popleft()
             self._queued.discard(step)
             self._reading = step
-            found = self._produce(step[1])
+            try:
+                found = self._produce(step[1])
+            except EXHAUSTION as error:
+                self.failed[step[1].scope.file.source.path] = said(error)
+                found = []
             self._reading = None
             if found:
                 self._grow(step[0], found)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
     # Children of a node, each with the scope that it is evaluated in.
-    Children: TypeAlias = Iterator[tuple[ast.AST, Scope]]
+    Children: TypeAlias = Iterator[tuple[Any, Scope]]
 
 # Fields that hold no node, or one that says nothing on its own: an operator, a context.
 BARE_FIELDS = frozenset(
@@ -70,9 +70,9 @@ def index(source: SourceFile, tree: ast.Module) -> File:
     return file
 
 
-def children(node: ast.AST) -> list[ast.AST]:
+def children(node: ast.AST) -> list[Any]:
     """Nodes directly below, in the order of the text, without operators and contexts."""
-    found: list[ast.AST] = []
+    found: list[Any] = []
     for name in _node_fields(type(node)):
         value = getattr(node, name, None)
         if value.__class__ is list:

@@ -11,6 +11,7 @@ from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.cache_uses import CacheUse, cache_uses, note_moves
 from ddaudit.auditor.facts.compaction import Compaction, find_compactions
 from ddaudit.auditor.facts.evidence import add_evidence
+from ddaudit.auditor.facts.exhaustion import EXHAUSTION, said
 from ddaudit.auditor.facts.flow import Flow
 from ddaudit.auditor.facts.indexing import index
 from ddaudit.auditor.facts.patching import hooked_layer, patched
@@ -390,12 +391,19 @@ def _tests_legacy(test: ast.expr) -> bool:
     return False
 
 
-def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]]) -> list[FileFacts]:
-    """Facts of all files together, one view a file."""
-    files = {path: index(source, tree) for path, (source, tree) in trees.items()}
+def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]], failed: dict[str, str] | None = None) -> list[FileFacts]:
+    """Facts of all files together, one view a file. Those about which nothing can be said go into `failed`."""
+    files: dict[str, File] = {}
+    failed = {} if failed is None else failed
+    for path, (source, tree) in trees.items():
+        try:
+            files[path] = index(source, tree)
+        except EXHAUSTION as error:
+            failed[path] = said(error)
     flow = Flow(files)
     add_evidence(flow)
     uses = cache_uses(flow)
     views = [FileFacts(file, Facts(flow, uses)) for file in files.values()]
     note_moves(views, uses)
+    failed |= flow.failed
     return views

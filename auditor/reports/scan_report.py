@@ -18,7 +18,7 @@ from ddaudit.auditor.sources.source import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddaudit.auditor.engine import ScanResult
+    from ddaudit.auditor.scanning.result import ScanResult
     from ddaudit.auditor.sources.source import Skipped
 
 WIDTH = 110
@@ -56,6 +56,7 @@ def json_object(result: ScanResult) -> str:
         "skipped": [
             {"path": entry.path, "reason": entry.reason.value, "detail": entry.detail} for entry in result.skipped
         ],
+        "limits": list(result.limits),
         "summary": summary(result),
     }
     if result.neutrality is not None:
@@ -93,6 +94,9 @@ def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
         yield ""
     if result.neutrality is not None:
         yield from _verified(result, width)
+        yield ""
+    for limit in result.limits:
+        yield from wrap(f"limit: {limit}", width, "", "  ")
         yield ""
     yield summary_line(result)
 
