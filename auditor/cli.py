@@ -14,12 +14,14 @@ import click
 
 from ddaudit.auditor.commands.fix import fix
 from ddaudit.auditor.commands.matrix import matrix
-from ddaudit.auditor.commands.options import cache_options, rule_options, typed, width
+from ddaudit.auditor.commands.options import cache_options, release_option, rule_options, typed, width
 from ddaudit.auditor.commands.probe import probe
 from ddaudit.auditor.commands.run import demo, run
 from ddaudit.auditor.commands.verify import verify as verify_result
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddaudit.auditor.scanning.result_cache import ResultCache
 
 CONFIDENCES = ("guess", "likely", "proven")
@@ -80,7 +82,9 @@ def main() -> None:
     "--target", "targets", multiple=True, metavar="PROFILE",
     help="Model to port to: a built-in profile or a file of `probe --save`; repeatable.  [default: qwen3.6-27b]",
 )  # fmt: skip
+@release_option
 @click.option("--verify", is_flag=True, help="Try each finding on the target's own classes; needs the runtime.")
+@click.option("--why", is_flag=True, help="Show what each finding rests on, and why its fix is safe or not.")
 @cache_options
 @click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
@@ -90,7 +94,9 @@ def scan(
     ignore: tuple[str, ...],
     min_confidence: str,
     targets: tuple[str, ...],
+    transformers: str,
     verify: bool,
+    why: bool,
     cache: ResultCache | None,
     files: bool,
 ) -> None:
@@ -113,13 +119,14 @@ def scan(
         min_confidence=Confidence(min_confidence),
         targets=targets,
         cache=cache,
+        transformers=transformers,
     )
     if verify:
         result = verify_result(result, targets)
     if form == "json":
         click.echo(scan_report.json_object(result))
     else:
-        for line in scan_report.json_lines(result) if form == "jsonl" else scan_report.text(result, width()):
+        for line in scan_report.json_lines(result) if form == "jsonl" else scan_report.text(result, width(), why=why):
             click.echo(line)
         step = scan_report.next_step(result, _folder(paths))
         if form == "text" and step:
@@ -139,9 +146,12 @@ def _folder(paths: tuple[Path, ...]) -> str:
 
 
 @click.command(short_help="Print a rule's page, or list all rules.")
-@click.argument("rule", required=False)
+@click.argument("rule", required=False, metavar="[RULE | FILE:LINE]")
 def explain(rule: str | None) -> None:
-    """Say what RULE (a code or slug) finds, why it breaks and what the fix is; without RULE, list all."""
+    """Say what RULE (a code or slug) finds, why it breaks and what the fix is; without RULE, list all.
+
+    For FILE:LINE, say what is known of each name there: why something is found on the line, or nothing.
+    """
     from ddaudit.auditor.reports import scan_report
     from ddaudit.auditor.rule import all_rules, select_rules
 
@@ -150,9 +160,28 @@ def explain(rule: str | None) -> None:
             for line in scan_report.rule_entry(each, width()):
                 click.echo(line)
         return
+    path, _, line = rule.rpartition(":")
+    if path and line.isdigit():
+        for text in _known(Path(path), int(line)):
+            click.echo(text)
+        return
     for each in select_rules((rule,)):
         for line in scan_report.rule_page(each):
             click.echo(line)
+
+
+def _known(path: Path, line: int) -> Iterator[str]:
+    from ddaudit.auditor.engine import scan
+    from ddaudit.auditor.facts.asking import known_at, learn_about
+    from ddaudit.auditor.reports import scan_report
+    from ddaudit.auditor.rule import all_rules
+
+    file = learn_about(path, {marker for rule in all_rules() for marker in rule.markers})
+    yield from scan_report.known_lines(f"{file.source.path}:{line}", list(known_at(file, line)), width())
+    found = [finding for finding in scan((path,)).findings if finding.span.line <= line <= finding.span.end_line]
+    yield from (f"found: {finding.code} {finding.slug} at {finding.expr}" for finding in found)
+    if not found:
+        yield "nothing is found here"
 
 
 main.add_command(fix)

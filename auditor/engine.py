@@ -15,6 +15,7 @@ from ddaudit.auditor.scanning.result import ScanResult
 from ddaudit.auditor.scanning.workers import Workers, num_workers
 from ddaudit.auditor.sources.selection import select_files
 from ddaudit.auditor.sources.source import list_tree
+from ddaudit.auditor.targets.releases import choose
 from ddaudit.auditor.targets.targeting import on_targets
 
 if TYPE_CHECKING:
@@ -33,25 +34,30 @@ def scan(
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
     targets: tuple[str, ...] = (),
+    transformers: str = "",
     cache: ResultCache | None = None,
 ) -> ScanResult:
     """Scan files and folders together: facts of one file serve the others. Of files alone only their own findings
     are given, and the facts are those of their repository.
 
-    Severities and messages are those of `targets`, profiles by name or file; without any, of the default one. What
+    Severities and messages are those of `targets`, profiles by name or file; without any, of the default one. Fixes
+    are those for the release `transformers`; without one it is chosen by the repository or what is installed. What
     `cache` holds of a scan of the same bytes with the same settings is given again.
 
-    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule or profile.
+    Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule, profile or
+    release.
     """
     files: Mapping[str, Listed | SourceFile]
     names: frozenset[str] | None = None
     if any(path.is_dir() for path in paths):
         listing = list_tree(paths)
         # A file is read where it is examined.
-        files, skipped = listing.files, listing.skipped
+        root, files, skipped = listing.root, listing.files, listing.skipped
     else:
         selection = select_files(paths, markers(select_rules(select, ignore)))
-        files, skipped, names = selection.tree.sources, selection.tree.skipped, selection.names
+        tree, names = selection.tree, selection.names
+        root, files, skipped = tree.root, tree.sources, tree.skipped
+    releases = choose(root, transformers)
 
     def run() -> ScanResult:
         return scan_sources(
@@ -59,7 +65,7 @@ def scan(
         )
 
     if cache is None:
-        return run()
+        return run().on(releases)
     settings = {
         "rules": [rule.code for rule in select_rules(select, ignore)],
         "min_confidence": min_confidence.value,
@@ -67,7 +73,8 @@ def scan(
         "names": None if names is None else sorted(names),
         "skipped": [(entry.path, entry.reason.value, entry.detail) for entry in skipped],
     }
-    return cache.result(run, files, settings)
+    # What is meant for a release is chosen after, from what holds for all.
+    return cache.result(run, files, settings).on(releases)
 
 
 def scan_sources(

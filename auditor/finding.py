@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from ddaudit.auditor.claim import Claim
 
 
+RUNTIME_SINCE = "5.17"
+"""The oldest release of Transformers on which a fork that calls `ddaudit.runtime` runs."""
+
+
 class Severity(str, Enum):
     """What happens on the target when the line runs."""
 
@@ -87,6 +91,13 @@ class Fix:
     reason: str
     """Why it is safe or not, in a sentence a reviewer can check."""
     imports: tuple[Import, ...] = ()
+    since: str = ""
+    """The release of Transformers from which the replacement exists; empty for every one known."""
+
+    @property
+    def exists_since(self) -> str:
+        """The same, for the runtime's calls too."""
+        return self.since or (RUNTIME_SINCE if any(each.module.startswith("ddaudit.") for each in self.imports) else "")
 
 
 class Status(str, Enum):
@@ -130,6 +141,8 @@ class Finding:
     """What the line asks of a model, where a profile or the class itself can answer."""
     verified: Verified | None = None
     """What came of trying it, where it was tried."""
+    since: str = ""
+    """The release of Transformers from which the line fails so; empty for every one known: a model is to blame."""
 
     @property
     def applicability(self) -> Applicability:
@@ -157,6 +170,8 @@ class Finding:
             "severity": self.severity.value,
             "confidence": self.confidence.value,
             "applicability": self.applicability.value,
+            "since": self.since,
+            "fix_since": self.fix.exists_since if self.fix else "",
             "fix_reason": self.fix.reason if self.fix else self.no_fix_reason,
             "message": self.message,
             "evidence": list(self.evidence),

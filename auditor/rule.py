@@ -60,6 +60,8 @@ class Rule(ABC):
     severity: ClassVar[Severity]
     message: ClassVar[str]
     """The problem, then the remedy; `{name}` fields are filled by `report`."""
+    since: ClassVar[str] = ""
+    """The release of Transformers from which the code fails, where `report` is not told another; empty: any."""
     nodes: ClassVar[tuple[type[ast.AST] | Named, ...]]
     """Node types that `decide` wants to see, or those of a type with certain names."""
     markers: ClassVar[tuple[str, ...]]
@@ -92,6 +94,7 @@ class Rule(ABC):
         severity: Severity | None = None,
         message: str = "",
         claim: Claim | None = None,
+        since: str | None = None,
         **fields: str,
     ) -> Finding:
         """A finding at `node`. `fix` is the fix, or why there is none; `claim` is what the line asks of a model.
@@ -101,6 +104,7 @@ class Rule(ABC):
         Only a proven receiver keeps a safe fix: with less, the rewrite is right if the receiver is what it
         seems, and a person has to look.
         """
+        receiver = node
         # Inside an f-string a rewrite may clash with the quotes, and parsers before 3.12 misplace what stands there.
         string = file.string_around(node)
         if string is not None:
@@ -125,10 +129,11 @@ class Rule(ABC):
             message=(message or self.message).format(**fields),
             severity=severity or self.severity,
             confidence=because.confidence,
-            evidence=because.evidence,
+            evidence=(*because.evidence, *file.steps(receiver, because)),
             fix=fix if isinstance(fix, Fix) else None,
             no_fix_reason="" if isinstance(fix, Fix) else fix,
             claim=claim,
+            since=self.since if since is None else since,
         )
 
 

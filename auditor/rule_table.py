@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.rule import Bad, all_rules
 from ddaudit.auditor.sources.source import SourceFile
+from ddaudit.auditor.targets.releases import number
 
 if TYPE_CHECKING:
+    from ddaudit.auditor.finding import Finding
     from ddaudit.auditor.rule import Rule
 
 BEGIN = "<!-- rule table: python -m ddaudit.auditor.rule_table README.md -->"
@@ -19,10 +22,10 @@ END = "<!-- end of rule table -->"
 
 
 def rule_table() -> str:
-    """One row a rule, as Markdown: code, slug, severity, the fixes its own examples get, what it finds."""
-    rows = ["| code | rule | what happens | fix | finds |", "|---|---|---|---|---|"]
+    """One row a rule, as Markdown: code, slug, severity, releases, the fixes its own examples get, what it finds."""
+    rows = ["| code | rule | what happens | from | fix | finds |", "|---|---|---|---|---|---|"]
     for rule in all_rules():
-        cells = (rule.code, f"`{rule.slug}`", severities(rule), fixes(rule), first_sentence(rule.page))
+        cells = (rule.code, f"`{rule.slug}`", severities(rule), releases(rule), fixes(rule), first_sentence(rule.page))
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows)
 
@@ -35,10 +38,11 @@ def with_rule_table(text: str) -> str:
     return f"{text[:begin]}{BEGIN}\n{rule_table()}\n{text[end:]}"
 
 
-def _findings(rule: Rule) -> list[tuple[str, str]]:
+@cache
+def _findings(rule: Rule) -> list[Finding]:
     examples = [example.text for example in rule.EXAMPLES if isinstance(example, Bad)]
     return [
-        (finding.severity.value, finding.applicability.value)
+        finding
         for text in examples
         for finding in scan_sources({"example.py": SourceFile("example.py", text)}, select=(rule.code,)).findings
     ]
@@ -46,13 +50,23 @@ def _findings(rule: Rule) -> list[tuple[str, str]]:
 
 def severities(rule: Rule) -> str:
     """What happens, over the rule's own examples."""
-    return ", ".join(sorted({rule.severity.value} | {severity for severity, _ in _findings(rule)}))
+    return ", ".join(sorted({rule.severity.value} | {finding.severity.value for finding in _findings(rule)}))
+
+
+def releases(rule: Rule) -> str:
+    """The releases of Transformers from which the rule's own examples fail; `any` for every one known."""
+    found = {finding.since for finding in _findings(rule)}
+    return ", ".join(sorted(filter(None, found), key=number) + ["any"] * ("" in found))
 
 
 def fixes(rule: Rule) -> str:
-    """The kinds of fix that the rule's own examples get."""
-    made = {applicability for _, applicability in _findings(rule)}
-    return ", ".join(kind for kind in ("safe", "unsafe") if kind in made) or "by hand"
+    """The kinds of fix that the rule's own examples get, each with the releases from which its replacements exist."""
+    made = [(finding.fix.applicability.value, finding.fix.exists_since) for finding in _findings(rule) if finding.fix]
+    kinds = []
+    for kind in (kind for kind in ("safe", "unsafe") if any(kind == each for each, _ in made)):
+        since = sorted({release for each, release in made if each == kind and release}, key=number)
+        kinds.append(f"{kind} (from {', '.join(since)})" if since else kind)
+    return ", ".join(kinds) or "by hand"
 
 
 def first_sentence(page: str) -> str:

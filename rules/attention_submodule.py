@@ -112,9 +112,11 @@ class AttentionSubmodule(Rule):
             name = other.value if isinstance(other, ast.Subscript) else other
             walked = _walked_model(name, file) if isinstance(name, ast.Name) else None
             if walked is not None:
+                claim = Claim(Ask.LAYER_NAMED, text.strip(".").rpartition(".")[2])
                 yield self.report(
-                    file, node, walked, severity=Severity.SILENT, message=BY_NAME, fix=REASON, name=text.strip(".")
-                )
+                    file, node, walked, severity=Severity.SILENT, message=BY_NAME, fix=REASON, claim=claim,
+                    name=text.strip("."),
+                )  # fmt: skip
 
     def _targets(self, node: ast.Call, file: FileFacts) -> Iterator[Finding]:
         if not any(name.startswith("peft.") for name in file.qualified_names(node.func)):
@@ -123,11 +125,12 @@ class AttentionSubmodule(Rule):
         made = file.made_from(keyword.value) or file.default(keyword.value)
         if not isinstance(made, ast.List | ast.Tuple | ast.Set):
             return
-        names = {item.value for item in made.elts if isinstance(item, ast.Constant)}
+        names = {item.value for item in made.elts if isinstance(item, ast.Constant) and isinstance(item.value, str)}
         if names & PROJECTIONS and not names & LINEAR:
             fact = f"{file.source.path}:{made.lineno}: the adapter's modules are listed by name"
             listed = Value(Kind.LIBRARY, fact, evidence=(fact,))
-            yield self.report(file, keyword, listed, severity=Severity.SILENT, message=TARGETS, fix=REASON)
+            claim = Claim(Ask.LAYER_NAMED, min(names & PROJECTIONS))
+            yield self.report(file, keyword, listed, severity=Severity.SILENT, message=TARGETS, fix=REASON, claim=claim)
 
 
 def _is_asked_for(name: str, node: ast.AST, file: FileFacts) -> bool:

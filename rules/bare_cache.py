@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Finding
 
 CLAIM = Claim(Ask.BARE_CACHE)
+# The release from which `DynamicCache` takes a config.
+WITH_CONFIG = "4.56"
 
 
 class BareCache(Rule):
@@ -151,5 +153,5 @@ def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
     if not use.goes_back and not use.is_tree_masked:
         edit = file.edit(call, f"{file.text(call.func)}(config={model}.config)")
         reason = "the config gives each layer the kind the model asks for; the same layers on full attention"
-        return Fix((edit,), Applicability.SAFE, reason)
+        return Fix((edit,), Applicability.SAFE, reason, since=WITH_CONFIG)
     return make_cache_fix(call, cache, model, file)

@@ -39,6 +39,7 @@ class CacheCrop(Rule):
         "`crop` no longer takes a length (raises from Transformers 5.24) and never undoes a recurrent state; "
         "use `crop_cache(cache, length)`"
     )
+    since = "5.24"
     nodes = (Named(ast.Call, frozenset({"crop"})),)
     markers = (".crop(",)
     EXAMPLES = (
@@ -125,7 +126,9 @@ class CacheCrop(Rule):
         elif not _is_guarded(node, file) and not _is_drafters(file, receiver):
             fix = _fix(node, receiver, length, file)
             claim = Claim(Ask.ROLLBACK)
-            yield self.report(file, node, cache, fix=fix, severity=Severity.SILENT, message=NEGATIVE, claim=claim)
+            yield self.report(
+                file, node, cache, fix=fix, severity=Severity.SILENT, message=NEGATIVE, claim=claim, since=""
+            )
 
 
 def _counts(length: ast.expr, file: FileFacts) -> bool:

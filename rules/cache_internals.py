@@ -12,6 +12,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.names import OLDEST
 from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
@@ -29,6 +30,7 @@ REMOVED = frozenset(
         "get_max_cache_shape", "get_usable_length",
     }
 )  # fmt: skip
+GONE_SINCE = {"to_legacy_cache": "5.0", "from_legacy_cache": "5.0", "get_max_cache_shape": "5.24"}
 LAYERLESS = (
     "a linear-attention layer has no keys and values, so this raises on hybrid models; "
     "pass over layers that `cache.is_linear` marks"
@@ -47,6 +49,7 @@ class CacheInternals(Rule):
     kind = "cache-internals"
     severity = Severity.ERROR
     message = "`{name}` of a cache is gone in Transformers 5: {remedy}"
+    since = "5.0"
     nodes = (Named(ast.Attribute, REMOVED), ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
@@ -134,7 +137,10 @@ class CacheInternals(Rule):
                 if cache is not None:
                     fix = _length(node, base, file) if attr in ("seen_tokens", "_seen_tokens") else REASON
                     claim = Claim(Ask.CACHE_NAME, attr)
-                    yield self.report(file, node, cache, fix=fix, claim=claim, name=attr, remedy=_remedy(attr))
+                    since = GONE_SINCE.get(attr, OLDEST)
+                    yield self.report(
+                        file, node, cache, fix=fix, claim=claim, name=attr, remedy=_remedy(attr), since=since
+                    )
             case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
                 length = _measured(node, file)
                 fix = _length(length, base, file, Applicability.UNSAFE) if length is not None else REASON
@@ -150,14 +156,16 @@ class CacheInternals(Rule):
         match file.made_from(limit):
             case ast.Call(func=ast.Attribute(value=base, attr="get_max_cache_shape" | "get_max_length")):
                 if (cache := file.holds(base, Kind.CACHE)) is not None:
-                    yield self.report(file, node, cache, severity=Severity.SILENT, message=NO_LIMIT, fix=REASON)
+                    yield self.report(
+                        file, node, cache, severity=Severity.SILENT, message=NO_LIMIT, fix=REASON, since=OLDEST
+                    )
 
     def _one_layer(self, node: ast.Subscript, file: FileFacts) -> Iterator[Finding]:
         above = file.parent(node)
         cache = file.holds(node, Kind.CACHE_LAYER)
         reads = isinstance(above, ast.Attribute) and above.attr in ("keys", "values")
         if cache and above and reads and not any(_asks_kind(holder, file) for holder in file.ancestors(node)):
-            yield self.report(file, above, cache, fix=REASON, message=LAYERLESS, claim=KEYS)
+            yield self.report(file, above, cache, fix=REASON, message=LAYERLESS, claim=KEYS, since="")
 
     def _loop(self, node: ast.AST, iterable: ast.expr, file: FileFacts) -> Iterator[Finding]:
         target = node.target if isinstance(node, ast.For | ast.comprehension) else None
@@ -185,7 +193,7 @@ class CacheInternals(Rule):
             for item in inside
         )
         if reads and not any(_asks_kind(item, file) for item in inside):
-            yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS, claim=KEYS)
+            yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS, claim=KEYS, since="")
 
 
 def _takes_apart(each: ast.expr | None, loop: ast.AST, file: FileFacts) -> bool:

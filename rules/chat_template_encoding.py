@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -33,6 +34,7 @@ class ChatTemplateEncoding(Rule):
         "this returns a BatchEncoding since Transformers 5, and is used as token ids; "
         'say `return_dict=False`, or read `["input_ids"]`'
     )
+    since = "5.0"
     nodes = (ast.Call,)
     markers = ("apply_chat_template",)
     EXAMPLES = (
@@ -100,7 +102,7 @@ class ChatTemplateEncoding(Rule):
             fact = f"{file.source.path}:{node.lineno}: `{file.text(tokenizer)}` is named like a tokenizer"
             because = Value(Kind.TOKENIZER, fact, Confidence.LIKELY, (fact,))
         if _is_used_as_ids(node, file):
-            yield self.report(file, node, because, fix=_fix(node, file))
+            yield self.report(file, node, because, fix=_fix(node, file), claim=Claim(Ask.TEMPLATE_IDS))
 
 
 def _is_used_as_ids(call: ast.Call, file: FileFacts) -> bool:

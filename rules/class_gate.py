@@ -12,6 +12,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.library import MODEL_CLASS
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -119,12 +121,15 @@ class ClassGate(Rule):
                 yield self.report(file, node, config, fix=REASON)
             case ast.Call(func=ast.Name(id="isinstance"), args=[_, classes]) if not _has_alternative(node, file):
                 named = classes.elts if isinstance(classes, ast.Tuple) else [classes]
+                tested = [n.rpartition(".")[2] for item in named for n in sorted(file.qualified_names(item))]
+                is_model = all(MODEL_CLASS.search(name) for name in tested)
                 for item in named:
                     name = next((n for n in file.qualified_names(item) if FAMILY_CLASS.match(n)), None)
                     if name is not None and not name.endswith("PreTrainedModel"):
                         fact = f"{file.source.path}:{node.lineno}: `{name}` is one family's class"
                         gate = Value(Kind.LIBRARY, name, evidence=(fact,))
-                        yield self.report(file, node, gate, severity=Severity.SILENT, fix=REASON)
+                        claim = Claim(Ask.CLASS, "|".join(tested)) if is_model else None
+                        yield self.report(file, node, gate, severity=Severity.SILENT, fix=REASON, claim=claim)
                         return
             case ast.If() if tests := list(_refusing_chain(node, file)):
                 for test in tests:

@@ -1,9 +1,10 @@
 """Arguments and fields that Transformers has renamed or no longer reads.
 
-`past_key_values=` is called `cache=` from 5.24, in calls and on outputs; the old name works until 5.40, and the new
-one does not exist before 5.24, so nothing is edited. `torch_dtype=` is `dtype=` since 4.56. `cache_position=` is
-accepted and ignored from 5.0: the cache itself decides where tokens go. `Trainer(tokenizer=…)` is
-`processing_class=`, and the old name raises. Keywords of the repository's own modules are its own.
+`past_key_values=` is called `cache=` from 5.24, in calls and on outputs; the old name works until 5.40.
+`torch_dtype=` is `dtype=` since 4.56. What still works is renamed only where the code is for no release without the new
+name, as `--transformers` or the repository's own metadata say. `cache_position=` is accepted and ignored from 5.0: the
+cache itself decides where tokens go. `Trainer(tokenizer=…)` is `processing_class=` since 4.46, and the old name raises
+from 5.0. Keywords of the repository's own modules are its own.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Finding
 
 LOADERS = (".from_pretrained", ".from_config", ".pipeline")
-OLD_RELEASES = "the new name does not exist in old releases"
-NEEDS_NEW = "the new name does not exist before Transformers 5.24"
+STORED = "it is assigned to"
+RENAMED = "the same under its new name"
 
 
 class DeprecatedKeyword(Rule):
@@ -52,12 +53,20 @@ class DeprecatedKeyword(Rule):
 
             pipe = DiffusionPipeline.from_pretrained("name", torch_dtype=torch.float16)
         """),
-        Bad("""
+        Bad(
+            """
             from transformers import PreTrainedModel
 
-            def step(model: PreTrainedModel, ids, cache):
-                return model(ids, past_key_values=cache)
-        """),
+            def step(model: PreTrainedModel, ids, past):
+                return model(ids, past_key_values=past)
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def step(model: PreTrainedModel, ids, past):
+                return model(ids, cache=past)
+            """,
+        ),
         Bad(
             """
             import torch
@@ -72,12 +81,57 @@ class DeprecatedKeyword(Rule):
             model = AutoModelForCausalLM.from_pretrained("name", dtype=torch.bfloat16)
             """,
         ),
-        Bad("""
+        Bad(
+            """
             from transformers import PreTrainedModel
 
             def next_cache(model: PreTrainedModel, ids):
                 out = model(ids, use_cache=True)
                 return out.past_key_values
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def next_cache(model: PreTrainedModel, ids):
+                out = model(ids, use_cache=True)
+                return out.cache
+            """,
+        ),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def record(model: PreTrainedModel, ids):
+                fields = dict(model(ids, use_cache=True))
+                return fields["past_key_values"]
+            """,
+            """
+            from transformers import PreTrainedModel
+
+            def record(model: PreTrainedModel, ids):
+                fields = dict(model(ids, use_cache=True))
+                return fields["cache"]
+            """,
+        ),
+        Bad(
+            """
+            from transformers import Trainer
+
+            def train(model, tokenizer, data):
+                return Trainer(model=model, tokenizer=tokenizer, train_dataset=data).train()
+            """,
+            """
+            from transformers import Trainer
+
+            def train(model, tokenizer, data):
+                return Trainer(model=model, processing_class=tokenizer, train_dataset=data).train()
+            """,
+        ),
+        Bad("""
+            from transformers import PreTrainedModel
+
+            def step(model: PreTrainedModel, ids, past, places):
+                return model(ids, cache=past, cache_position=places)
         """),
     )
 
@@ -85,10 +139,12 @@ class DeprecatedKeyword(Rule):
         match node:
             case ast.Attribute():
                 yield from self._field(node, file)
-            case ast.Subscript(value=record, slice=ast.Constant(value="past_key_values")):
+            case ast.Subscript(value=record, slice=ast.Constant(value="past_key_values") as key):
                 if (output := _output_as_dict(record, file)) is not None:
+                    edit = file.edit(key, file.text(key).replace("past_key_values", "cache"))
+                    fix = Fix((edit,), Applicability.SAFE, RENAMED, since="5.24") if file.is_read(node) else STORED
                     yield self.report(
-                        file, node, output, severity=Severity.ERROR, fix=NEEDS_NEW,
+                        file, node, output, severity=Severity.ERROR, since="5.24", fix=fix,
                         old='["past_key_values"]', new='["cache"]', until=": a dict of the output lacks the old name",
                     )  # fmt: skip
             case ast.Subscript(value=ast.Name() as options, slice=ast.Constant(value="torch_dtype") as key):
@@ -111,14 +167,20 @@ class DeprecatedKeyword(Rule):
         base, name = node.value, node.attr
         if name == "past_key_values" and (output := file.holds(base, Kind.OUTPUT)) is not None:
             until = " (gone in Transformers 5.40)"
-            yield self.report(file, node, output, fix=NEEDS_NEW, old=".past_key_values", new=".cache", until=until)
+            fix = _rename(_end(node, file) - len(name), name, "cache", "5.24") if file.is_read(node) else STORED
+            yield self.report(
+                file, node, output, fix=fix, since="5.24", claim=Claim(Ask.OUTPUT_FIELD, name),
+                old=".past_key_values", new=".cache", until=until,
+            )  # fmt: skip
         elif name == "torch_dtype" and (config := file.holds(base, Kind.CONFIG)) is not None:
             reason = "the model's own dtype may be meant"
-            yield self.report(file, node, config, fix=reason, old="torch_dtype", new="dtype", until="")
+            yield self.report(
+                file, node, config, fix=reason, since="4.56", old="torch_dtype", new="dtype", until=" since 4.56"
+            )
         elif name == "tokenizer" and (trainer := file.holds(base, Kind.TRAINER)) is not None and file.is_stock(base):
             yield self.report(
                 file, node, trainer, severity=Severity.ERROR, old=".tokenizer", new=".processing_class", until="",
-                fix=_rename(node, file.offsets(node)[1] - len(name), name, "processing_class"),
+                fix=_rename(_end(node, file) - len(name), name, "processing_class", "4.46"), since="5.0",
             )  # fmt: skip
 
     def _option(self, options: ast.Name, key: ast.Constant, file: FileFacts) -> Iterator[Finding]:
@@ -131,10 +193,12 @@ class DeprecatedKeyword(Rule):
                         called = _loader(call, file) if file.scope(call).find(name) is home else None
                         if called is not None and called.origin.endswith(LOADERS):
                             text = file.text(key).replace("torch_dtype", "dtype")
-                            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, OLD_RELEASES)
+                            reason = "the dict may go to others that know the old name only"
+                            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, reason, since="4.56")
                             yield self.report(
-                                file, key, called, fix=fix, old='"torch_dtype"', new='"dtype"', until=" since 4.56"
-                            )
+                                file, key, called, fix=fix, since="4.56", old='"torch_dtype"', new='"dtype"',
+                                until=" since 4.56",
+                            )  # fmt: skip
                             return
 
     def _keywords(self, node: ast.Call, file: FileFacts) -> Iterator[Finding]:
@@ -148,8 +212,9 @@ class DeprecatedKeyword(Rule):
                     if (called := file.holds(node.func, Kind.LAYER)) is not None:
                         message = "`past_key_value` is swallowed by `**kwargs`, so the layer has no cache"
                         yield self.report(
-                            file, keyword, called, severity=Severity.SILENT, message=message, fix=NEEDS_NEW
-                        )
+                            file, keyword, called, severity=Severity.SILENT, message=message, since="5.0",
+                            fix="a layer run by hand needs more than this name",
+                        )  # fmt: skip
                 case "torch_dtype" | "tokenizer":
                     yield from self._loader(node, keyword, file)
 
@@ -159,13 +224,14 @@ class DeprecatedKeyword(Rule):
             reason = "what it was meant to do has to be seen"
             claim = Claim(Ask.KEYWORD, keyword.arg)
             return self.report(
-                file, keyword, called, severity=Severity.SILENT, message=message, fix=reason, claim=claim
+                file, keyword, called, severity=Severity.SILENT, message=message, fix=reason, claim=claim, since="5.0"
             )
         until = " (from 5.24; the old name goes in 5.40)"
         claim = Claim(Ask.KEYWORD, "past_key_values")
         return self.report(
-            file, keyword, called, fix=NEEDS_NEW, claim=claim, old="past_key_values=", new="cache=", until=until
-        )
+            file, keyword, called, claim=claim, since="5.24", old="past_key_values=", new="cache=", until=until,
+            fix=_rename(file.offsets(keyword)[0], "past_key_values", "cache", "5.24"),
+        )  # fmt: skip
 
     def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
         called = _loader(call, file)
@@ -173,12 +239,14 @@ class DeprecatedKeyword(Rule):
             return
         if keyword.arg == "tokenizer":
             if called.origin.endswith("Trainer"):
-                fix = _rename(keyword, file.offsets(keyword)[0], "tokenizer", "processing_class")
+                fix = _rename(file.offsets(keyword)[0], "tokenizer", "processing_class", "4.46")
                 message = "`tokenizer=` is renamed to `processing_class=`, and the old name raises"
-                yield self.report(file, keyword, called, severity=Severity.ERROR, fix=fix, message=message)
+                yield self.report(file, keyword, called, severity=Severity.ERROR, fix=fix, since="5.0", message=message)
         elif called.origin.endswith(LOADERS):
-            fix = _rename(keyword, file.offsets(keyword)[0], "torch_dtype", "dtype")
-            yield self.report(file, keyword, called, fix=fix, old="torch_dtype=", new="dtype=", until=" since 4.56")
+            fix = _rename(file.offsets(keyword)[0], "torch_dtype", "dtype", "4.56")
+            yield self.report(
+                file, keyword, called, fix=fix, since="4.56", old="torch_dtype=", new="dtype=", until=" since 4.56"
+            )
 
 
 def _loader(call: ast.Call, file: FileFacts) -> Value | None:
@@ -200,8 +268,13 @@ def _loader(call: ast.Call, file: FileFacts) -> Value | None:
     return None
 
 
-def _rename(node: ast.AST, start: int, old: str, new: str) -> Fix:
-    return Fix((Edit(start, start + len(old), new),), Applicability.UNSAFE, OLD_RELEASES)
+def _rename(start: int, old: str, new: str, since: str) -> Fix:
+    """The name at this offset becomes the one that exists since that release."""
+    return Fix((Edit(start, start + len(old), new),), Applicability.SAFE, RENAMED, since=since)
+
+
+def _end(node: ast.AST, file: FileFacts) -> int:
+    return file.offsets(node)[1]
 
 
 def _output_as_dict(record: ast.expr, file: FileFacts) -> Value | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
@@ -72,7 +73,8 @@ class FirstModuleList(Rule):
                 if "torch.nn.ModuleList" in file.qualified_names(which) and _is_first(node, name, file):
                     fact = f"{file.source.path}:{node.lineno}: the first module that is a `ModuleList` is taken"
                     because = Value(Kind.LAYERS, fact, Confidence.LIKELY, (fact,))
-                    yield self.report(file, node, because, fix="the whole search goes, not only the test")
+                    reason = "the whole search goes, not only the test"
+                    yield self.report(file, node, because, fix=reason, claim=Claim(Ask.FIRST_LIST))
 
 
 def _is_first(test: ast.Call, name: str, file: FileFacts) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import MAKERS
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
@@ -63,4 +64,6 @@ class ForcedFlashAttention(Rule):
             if forced or (keyword.arg == "use_flash_attention_2" and value is True):
                 fact = f"{file.source.path}:{node.lineno}: the value is always `{value}`"
                 because = Value(Kind.LIBRARY, file.text(node.func), evidence=(fact,))
-                yield self.report(file, keyword, because, fix="which implementation is right depends on the use")
+                claim = Claim(Ask.ATTENTION, str(value) if forced else "flash_attention_2")
+                reason = "which implementation is right depends on the use"
+                yield self.report(file, keyword, because, fix=reason, claim=claim)

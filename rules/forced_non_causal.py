@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -72,4 +73,5 @@ class ForcedNonCausal(Rule):
                 if owner is not None and has_window:
                     fact = f"{file.source.path}:{node.lineno}: `{owner.node.name}` has a sliding window"
                     because = Value(Kind.OWN, fact, Confidence.LIKELY, (fact,))
-                    yield self.report(file, node, because, fix="which layers are to be causal is the checkpoint's say")
+                    reason = "which layers are to be causal is the checkpoint's say"
+                    yield self.report(file, node, because, fix=reason, claim=Claim(Ask.NON_CAUSAL))

@@ -12,6 +12,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -76,7 +77,8 @@ class GatheredRows(Rule):
         if STORAGE.search(name) and function is not None and _copies_back(function.node):
             fact = f"{file.source.path}:{file.lineno(node)}: `{name}` is named like keys and values"
             because = Value(Kind.CACHE, fact, Confidence.LIKELY, (fact,))
-            yield self.report(file, node, because, fix="the storage has to become a Transformers cache")
+            reason = "the storage has to become a Transformers cache"
+            yield self.report(file, node, because, fix=reason, claim=Claim(Ask.ROLLBACK))
 
 
 def _is_slice(key: ast.expr) -> bool:

@@ -12,7 +12,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.facts.names import RELEASE, has_member
+from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.names import RELEASE, gone_since, has_member
 from ddaudit.auditor.facts.scopes import Class
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
@@ -120,11 +121,15 @@ class GenerateInternals(Rule):
                     return
                 if isinstance(node.ctx, ast.Load):
                     if not file.facts.flow.is_set_anywhere(name):
-                        yield self.report(file, node, owner, fix=REASON, name=name, release=RELEASE)
+                        yield self.report(
+                            file, node, owner, fix=REASON, since=gone_since(f"{MIXIN}.{name}"),
+                            claim=Claim(Ask.PATH, name), name=name, release=RELEASE,
+                        )  # fmt: skip
                 else:
                     yield self.report(
-                        file, node, owner, severity=Severity.SILENT, message=OVERRIDE, fix=REASON, release=RELEASE
-                    )
+                        file, node, owner, severity=Severity.SILENT, message=OVERRIDE, fix=REASON,
+                        since=gone_since(f"{MIXIN}.{name}"), release=RELEASE,
+                    )  # fmt: skip
             case ast.FunctionDef(name="compute_loss", args=args):
                 owner_class = file.scope(node).owner
                 takes = args.kwarg is not None or "num_items_in_batch" in {
@@ -136,7 +141,8 @@ class GenerateInternals(Rule):
                     if isinstance(above, str) and re.match(r"^(transformers|trl)\..*Trainer$", above):
                         fact = f"{file.source.path}:{node.lineno}: `{owner_class.node.name}` subclasses `{above}`"
                         because = Value(Kind.TRAINER, above, evidence=(fact,))
-                        yield self.report(file, node.args.args[-1], because, message=SIGNATURE, fix=REASON)
+                        last = node.args.args[-1]
+                        yield self.report(file, last, because, message=SIGNATURE, fix=REASON, since="4.46")
                         return
 
 

@@ -10,6 +10,7 @@ not a layer's at all.
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
@@ -56,6 +57,18 @@ class HiddenIndex(Rule):
             def rows(hidden_states: torch.Tensor, batch):
                 return hidden_states[batch + 1]
         """),
+        Good("""
+            from ddaudit.runtime import final_norm
+            from transformers import PreTrainedModel
+
+            def lens(model: PreTrainedModel, ids):
+                norm = final_norm(model)
+                states = model(ids, output_hidden_states=True).hidden_states
+                for state in states:
+                    if state is not states[-1]:
+                        state = norm(state)
+                    yield state
+        """),
         Bad(
             """
             from transformers import PreTrainedModel
@@ -89,6 +102,28 @@ class HiddenIndex(Rule):
                 for state in model(ids, output_hidden_states=True).hidden_states:
                     yield norm(state)
         """),
+        Bad(
+            """
+            from ddaudit.runtime import final_norm
+            from transformers import PreTrainedModel
+
+            def lens(model: PreTrainedModel, ids, head):
+                norm = final_norm(model)
+                states = model(ids, output_hidden_states=True).hidden_states
+                for state in states:
+                    yield head(norm(state))
+            """,
+            """
+            from ddaudit.runtime import final_norm
+            from transformers import PreTrainedModel
+
+            def lens(model: PreTrainedModel, ids, head):
+                norm = final_norm(model)
+                states = model(ids, output_hidden_states=True).hidden_states
+                for state in states:
+                    yield head(state if state is states[-1] else norm(state))
+            """,
+        ),
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
@@ -104,11 +139,12 @@ class HiddenIndex(Rule):
                     )
             case ast.For(target=ast.Name(id=name), iter=iterable, body=body):
                 states = file.holds(iterable, Kind.HIDDEN_STATES)
-                if states is not None and not isinstance(iterable, ast.Subscript) and _norms(name, body, file):
-                    reason = "the last entry needs a case of its own"
+                calls = list(_norms(name, body, file))
+                if states is not None and not isinstance(iterable, ast.Subscript) and calls:
                     yield self.report(
-                        file, iterable, states, severity=Severity.SILENT, message=NORMED_TWICE, fix=reason
-                    )
+                        file, iterable, states, severity=Severity.SILENT, message=NORMED_TWICE,
+                        fix=_leave_last(iterable, calls, body, file), claim=Claim(Ask.LAYER_STATE),
+                    )  # fmt: skip
 
 
 def _is_constant(index: ast.expr) -> bool:
@@ -117,14 +153,42 @@ def _is_constant(index: ast.expr) -> bool:
     )
 
 
-def _norms(name: str, body: list[ast.stmt], file: FileFacts) -> bool:
-    """Whether the final norm is applied to the loop's variable."""
+def _norms(name: str, body: list[ast.stmt], file: FileFacts) -> Iterator[ast.Call]:
+    """Calls of the final norm on the loop's variable, whichever entry it is."""
     for node in (item for statement in body for item in ast.walk(statement)):
         match node:
             case ast.Call(func=function, args=[ast.Name(id=given)]) if given == name:
-                if file.holds(function, Kind.NORM) is not None:
-                    return True
+                if file.holds(function, Kind.NORM) is not None and not _is_conditional(node, body, file):
+                    yield node
+
+
+def _is_conditional(call: ast.Call, body: list[ast.stmt], file: FileFacts) -> bool:
+    """Inside the loop under a test that tells the last entry from the others."""
+    for above in (call, *file.ancestors(call)):
+        if isinstance(above, ast.If | ast.IfExp) and re.search(r"-1|len\(|last| is ", file.text(above.test)):
+            return True
+        if above in body:
+            break
     return False
+
+
+def _leave_last(states: ast.expr, calls: list[ast.Call], body: list[ast.stmt], file: FileFacts) -> Fix | str:
+    """Norm every entry but the last, told by identity."""
+    inside = [item for statement in body for item in ast.walk(statement)]
+    match states, calls:
+        case ast.Name(id=name), [ast.Call(args=[ast.Name(id=state)], keywords=[]) as call]:
+            bound = {item.id for item in inside if isinstance(item, ast.Name) and not isinstance(item.ctx, ast.Load)}
+            if bound & {name, state}:
+                return "the loop changes what it goes over"
+            text = f"{state} if {state} is {name}[-1] else {file.text(call)}"
+            above = file.parent(call)
+            is_whole = isinstance(above, ast.Assign | ast.Return | ast.Yield) or (
+                isinstance(above, ast.Call) and call in above.args and len(above.args) + len(above.keywords) == 1
+            )
+            reason = "right where the last entry is normed already, which few models' is not"
+            edit = file.edit(call, text if is_whole else f"({text})")
+            return Fix((edit,), Applicability.UNSAFE, reason)
+    return "the last entry needs a case of its own"
 
 
 def _fix(node: ast.Subscript, file: FileFacts) -> Fix | str:

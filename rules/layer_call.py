@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -31,6 +32,7 @@ class LayerCall(Rule):
         "a decoder layer needs position embeddings and a mask of its own kind, and returns a tensor; "
         "hook the layer and call the model instead"
     )
+    since = "4.57"
     nodes = (ast.Call, ast.Assign)
     markers = ("layer", "block", ".h")
     EXAMPLES = (
@@ -80,7 +82,8 @@ class LayerCall(Rule):
                 # What only passes on what the model gave has all that a layer needs.
                 given = not all(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg for k in node.keywords)
                 if layer is not None and given and file.is_stock(function):
-                    yield self.report(file, node, layer, fix="what the call was for has to be seen")
+                    reason = "what the call was for has to be seen"
+                    yield self.report(file, node, layer, fix=reason, claim=Claim(Ask.LAYER_ALONE))
             case ast.Assign(targets=[ast.Attribute(value=owner, attr="forward")]):
                 if (layer := file.holds(owner, Kind.LAYER)) is not None:
                     yield self.report(file, node, layer, fix="the new forward has the old signature")

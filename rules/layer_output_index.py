@@ -1,6 +1,7 @@
 """A hook on a decoder layer takes `output[0]`, which now drops the batch.
 
-Decoder layers returned a tuple whose first element was the hidden state. Transformers 5 returns the tensor itself, so
+Decoder layers returned a tuple whose first element was the hidden state. They return the tensor itself now, Llama's
+and Qwen's by 4.57, GPT-2's, OPT's and GPT-NeoX's in 5 (Falcon's still do not), so
 `output[0]` in a forward hook is the first row of the batch: the numbers are silently those of one prompt, a further
 index raises, and what is written to it reaches one row only (zjunlp/EasyEdit#675). The same goes for a trace of a
 layer, `trace.output[0]`. Unwrap only what is a tuple. Attention modules still return tuples, MLPs never did.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -27,9 +29,10 @@ class LayerOutputIndex(Rule):
     kind = "layer-call"
     severity = Severity.SILENT
     message = (
-        "a decoder layer returns a tensor since Transformers 5, so `[0]` drops all rows of the batch but the first; "
+        "a decoder layer returns a tensor now, so `[0]` drops all rows of the batch but the first; "
         "unwrap only what is a tuple"
     )
+    since = "4.57"
     nodes = (ast.Subscript,)
     markers = ("hook", "edit_output", ".output")
     EXAMPLES = (
@@ -96,7 +99,7 @@ class LayerOutputIndex(Rule):
             case _:
                 output = file.holds(node.value, Kind.LAYER_OUTPUT)
         if output is not None and not _is_guarded(node, file):
-            yield self.report(file, node, output, fix=_fix(node, output, file))
+            yield self.report(file, node, output, fix=_fix(node, output, file), claim=Claim(Ask.LAYER_TUPLE))
 
 
 def _is_guarded(node: ast.Subscript, file: FileFacts) -> bool:

@@ -1,10 +1,11 @@
 """The output head taken by name, or replaced by something that only sometimes equals it.
 
-`model.lm_head` is not every family's name (`embed_out` on GPT-NeoX), and on a composite or wrapped model it stands
-elsewhere: `get_output_embeddings()` finds it. Applied by hand it still is not the whole way to the logits: Granite,
-Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head (huggingface/trl#5575). The input embedding matrix
-equals it on tied models only, and whether a model is tied is decided by the top-level flag of a composite config,
-which the text config's own can contradict (huggingface/transformers#43429): compare or take the output matrix.
+`model.lm_head` is not every family's name (`embed_out` on GPT-NeoX before 5.0), and on a composite or wrapped
+model it stands elsewhere: `get_output_embeddings()` finds it. Applied by hand it still is not the whole way to the
+logits: Granite, Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head (huggingface/trl#5575). The input
+embedding matrix equals it on tied models only, and whether a model is tied is decided by the top-level flag of a
+composite config, which the text config's own can contradict (huggingface/transformers#43429): compare or take the
+output matrix.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -64,4 +65,5 @@ class MaskAttribute(Rule):
                     model = file.holds(base, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
                     is_self = isinstance(base, ast.Name) and file.holds(base, Kind.OWN) is not None
                     if model is not None and not is_self:
-                        yield self.report(file, target, model, fix="the forward that reads it has to go", name=name)
+                        reason, claim = "the forward that reads it has to go", Claim(Ask.MASK_ATTRIBUTE, name)
+                        yield self.report(file, target, model, fix=reason, claim=claim, name=name)

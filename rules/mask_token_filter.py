@@ -11,6 +11,7 @@ import ast
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -90,7 +91,7 @@ class MaskTokenFilter(Rule):
         evidence = (fact,) if filled is None else (f"{file.source.path}:{filled.lineno}: it fills the buffer", fact)
         confidence = Confidence.LIKELY if filled is None else Confidence.PROVEN
         because = Value(Kind.TENSOR, place, confidence, evidence)
-        yield self.report(file, node, because, fix=_fix(node, file))
+        yield self.report(file, node, because, fix=_fix(node, file), claim=Claim(Ask.MASK_TOKEN))
 
 
 def _filter(node: ast.Subscript, file: FileFacts) -> ast.Compare | None:

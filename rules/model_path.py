@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.values import Value
     from ddaudit.auditor.finding import Finding, Import
 
 PARTS = EMBEDDING_NAMES | LAYERS_NAMES | NORM_NAMES
@@ -141,7 +142,7 @@ class ModelPath(Rule):
         if is_chosen or file.is_under(node, _tests_path) or _is_own_wrapper(node.value, file):
             return
         root, path = _split(node)
-        if _is_peft_wrapper(node, path):
+        if _is_peft_wrapper(root, path, base):
             return
         accessor, fix = _fix(node, root, path, file)
         known = file.holds(root, Kind.MODEL) is not None and "base_model" not in path
@@ -182,8 +183,11 @@ def _split(node: ast.Attribute) -> tuple[ast.expr, list[str]]:
     return current, path
 
 
-def _is_peft_wrapper(node: ast.Attribute, path: list[str]) -> bool:
-    return path == ["base_model", "model"]
+def _is_peft_wrapper(root: ast.expr, path: list[str], model: Value) -> bool:
+    """A way through PEFT, which is a finding of its own; what lies below comes once that is gone."""
+    if path[:2] != ["base_model", "model"]:
+        return False
+    return len(path) == 2 or "peft" in " ".join((ast.unparse(root), *model.evidence)).lower()
 
 
 def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) -> tuple[str, Fix | str]:

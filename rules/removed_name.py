@@ -12,7 +12,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.facts.names import RELEASE, has_module, has_name
+from ddaudit.auditor.facts.names import RELEASE, gone_since, has_module, has_name
 from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
@@ -98,6 +98,7 @@ class RemovedName(Rule):
                 Value(Kind.LIBRARY, name, evidence=(fact,)),
                 fix=REASON,
                 claim=Claim(Ask.IMPORT, name),
+                since=gone_since(name),
                 name=name,
                 release=RELEASE,
                 remedy=f"use {remedy}" if remedy else "find what took its place",
@@ -119,8 +120,9 @@ class RemovedName(Rule):
             because = Value(Kind.LIBRARY, name, evidence=(fact,))
             remedy = f"use `{RENAMED[last]}`"
             yield self.report(
-                file, node, because, fix="the import has to change with it", name=name, release=RELEASE, remedy=remedy
-            )
+                file, node, because, fix="the import has to change with it", since=gone_since(name),
+                claim=Claim(Ask.IMPORT, name), name=name, release=RELEASE, remedy=remedy,
+            )  # fmt: skip
 
 
 def _missing(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[ast.AST, str]]:

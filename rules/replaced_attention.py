@@ -37,6 +37,7 @@ class ReplacedAttention(Rule):
         "this forward has the signature and members of an older release, and of one family; "
         "register an attention function with `AttentionInterface`, or hook the module"
     )
+    since = "4.57"
     nodes = (ast.Assign, ast.Attribute, ast.Return)
     markers = ("ttention", "attn")
     EXAMPLES = (

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.names import RELEASE, has_member, parameters
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
@@ -52,6 +53,7 @@ class RopePosition(Rule):
     message = (
         "`{name}` is no attribute of a config since Transformers 5; read `config.get_text_config().rope_parameters`"
     )
+    since = "5.0"
     nodes = (ast.Attribute, ast.Call)
     markers = ("rope_theta", "rope_scaling", "rotary", "Rotary", "rope")
     EXAMPLES = (
@@ -129,18 +131,30 @@ class RopePosition(Rule):
                 config = _config(base, file)
                 if config is None or file.is_set_by_own_class(node):
                     return
+                asked = Claim(Ask.CONFIG if isinstance(node.ctx, ast.Load) else Ask.CONFIG_OR_DEFAULT, name)
                 if not isinstance(node.ctx, ast.Load):
+                    claim = asked if name != "rope_scaling" else None
                     silent = Severity.ERROR if name == "rope_scaling" else Severity.SILENT
                     fix = _write(node, base, file) if name == "rope_theta" else REASON
-                    yield self.report(file, node, config, severity=silent, message=WRITE, fix=fix, name=name)
+                    yield self.report(
+                        file, node, config, severity=silent, message=WRITE, fix=fix, claim=claim, name=name
+                    )
                 elif name != "rope_scaling" and not _is_asked_for(name, node, file):
-                    yield self.report(file, node, config, fix=REASON, name=name)
+                    yield self.report(file, node, config, fix=REASON, claim=asked, name=name)
             case ast.Attribute(value=base, attr=name) if "rotary" in name and isinstance(node.ctx, ast.Load):
                 yield from self._member(node, base, name, file)
             case ast.Call(func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), _]):
                 if name in FIELDS - {"rope_scaling"} and (config := _config(base, file)) is not None:
+                    claim = Claim(Ask.CONFIG_OR_DEFAULT, name)
                     yield self.report(
-                        file, node, config, severity=Severity.SILENT, message=DEFAULT, fix=REASON, name=name
+                        file,
+                        node,
+                        config,
+                        severity=Severity.SILENT,
+                        message=DEFAULT,
+                        fix=REASON,
+                        claim=claim,
+                        name=name,
                     )
             case ast.Call():
                 yield from self._function(node, file)
@@ -151,7 +165,9 @@ class RopePosition(Rule):
             return
         classes = [owner.origin if owner.origin.startswith("transformers.") else TYPICAL for owner in owners]
         if not any(has_member(owner, name) for owner in classes):
-            yield self.report(file, node, owners[0], message=MODULE, fix=REASON, name=name, release=RELEASE)
+            yield self.report(
+                file, node, owners[0], message=MODULE, fix=REASON, since="4.48", name=name, release=RELEASE
+            )
 
     def _function(self, call: ast.Call, file: FileFacts) -> Iterator[Finding]:
         for name in sorted(file.qualified_names(call.func)):
@@ -160,7 +176,7 @@ class RopePosition(Rule):
             keywords = {keyword.arg for keyword in call.keywords}
             if name.startswith("transformers.") and name.endswith("RotaryEmbedding"):
                 if keywords & OLD_SIZES or len(call.args) > 2:
-                    yield self.report(file, call, called, message=BUILT, fix=REASON)
+                    yield self.report(file, call, called, message=BUILT, fix=REASON, since="4.48")
             elif (known := parameters(name)) and "apply_" in name and "position_ids" not in known:
                 fifth = call.args[4] if len(call.args) > 4 else None
                 if "position_ids" in keywords or (fifth is not None and not isinstance(fifth, ast.Constant)):
@@ -179,7 +195,7 @@ def _write(node: ast.Attribute, base: ast.expr, file: FileFacts) -> Fix | str:
     reason = (
         "what the model is built from since Transformers 5; older releases read the attribute, and Gemma 3 one a kind"
     )
-    return Fix((file.edit(node, text),), Applicability.UNSAFE, reason)
+    return Fix((file.edit(node, text),), Applicability.UNSAFE, reason, since="5.0")
 
 
 def _is_asked_for(name: str, node: ast.AST, file: FileFacts) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -68,7 +69,9 @@ class TapOffset(Rule):
             case ast.Subscript(value=states, slice=ast.Name(id=name) as layer) if file.is_read(node):
                 held = file.holds(states, Kind.HIDDEN_STATES)
                 if held is not None and _counts_layers(layer, file):
-                    yield self.report(file, node, held, fix=_fix(node, file.text(states), name, file))
+                    yield self.report(
+                        file, node, held, fix=_fix(node, file.text(states), name, file), claim=Claim(Ask.FIRST_STATE)
+                    )
 
 
 def _counts_layers(layer: ast.Name, file: FileFacts) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -89,7 +90,8 @@ class UnguardedSynchronize(Rule):
         if NAME not in file.qualified_names(node.func) or _is_guarded(node, file):
             return
         fact = f"{file.source.path}:{node.lineno}: no test for CUDA stands around it"
-        yield self.report(file, node, Value(Kind.LIBRARY, NAME, evidence=(fact,)), fix=_fix(node, file))
+        because = Value(Kind.LIBRARY, NAME, evidence=(fact,))
+        yield self.report(file, node, because, fix=_fix(node, file), claim=Claim(Ask.SYNCHRONIZE))
 
 
 def _is_guarded(node: ast.AST, file: FileFacts) -> bool:

@@ -13,6 +13,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -70,8 +71,9 @@ class WeightKey(Rule):
             return
         fact = f"{file.source.path}:{file.lineno(node)}: a checkpoint's tensor is named"
         yield self.report(
-            file, node, Value(Kind.LIBRARY, text, evidence=(fact,)), fix="the model may not be loaded here", name=text
-        )
+            file, node, Value(Kind.LIBRARY, text, evidence=(fact,)), fix="the model may not be loaded here",
+            claim=Claim(Ask.WEIGHT, text), name=text,
+        )  # fmt: skip
 
 
 def _text(node: ast.AST) -> str | None:

@@ -1,6 +1,8 @@
 """Writes the lists that `ddaudit.auditor.facts.names` reads: names and class members of the installed Transformers.
 
-Run it once for each release: `python tests/collect_names.py`.
+Run it once for each release: `python tests/collect_names.py`. With an older release installed, `--save FILE` keeps its
+lists; `--lost 5.0=OLD.json 5.24=LESS_OLD.json` then writes which of those names are gone from which release on: each
+file has the lists of the release known before it.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import gzip
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
-from ddaudit.auditor.facts.names import DATA, MEMBERS
+from ddaudit.auditor.facts.names import DATA, LOST, MEMBERS
 
 MODEL_PARTS = re.compile(r"(Attention\w*|DecoderLayer|Block|RotaryEmbedding)$")
 OTHER_CLASSES = frozenset({"GenerationMixin", "PreTrainedModel", "Trainer"})
@@ -44,9 +47,17 @@ def collect(pattern: str = "**/*.py") -> dict[str, str]:
     for name in found.get("transformers", "").split():
         # Old module names that still lead somewhere.
         module = f"transformers.{name}"
-        if name.islower() and module not in found and importlib.util.find_spec(module) is not None:
+        if name.islower() and module not in found and _leads_somewhere(module):
             found[module] = "*"
     return found
+
+
+def _leads_somewhere(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:
+        # A stand-in without a specification, as 5.17 has them for old module names.
+        return True
 
 
 def _bound(tree: ast.Module) -> set[str]:
@@ -118,13 +129,48 @@ def _members(node: ast.ClassDef) -> set[str]:
     return {name for name in members if not name.startswith("__")}
 
 
-def write() -> None:
-    """Write both lists anew."""
-    DATA.parent.mkdir(exist_ok=True)
-    for path, record in ((DATA, collect()), (MEMBERS, collect_members())):
-        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-        path.write_bytes(gzip.compress(text.encode(), mtime=0))
+def gone(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
+    """What a release lacks of an earlier one: names by their owner, `*` for an owner that is gone as a whole.
+
+    Old names of "fast" modules are served on demand and left out.
+    """
+    found: dict[str, str] = {}
+    for owner, names in before.items():
+        if owner not in after:
+            found[owner] = "*"
+        elif "*" not in after[owner].split():
+            lost = set(names.split()) - set(after[owner].split())
+            found[owner] = " ".join(sorted(name for name in lost if not name.lower().endswith("fast")))
+    return {owner: names for owner, names in found.items() if names and not owner.endswith("_fast")}
+
+
+def lost(arguments: list[str]) -> dict[str, dict[str, str]]:
+    """By release, oldest first, what it lacks of the one before; the last is compared with the lists in the tool."""
+    steps = [argument.partition("=")[::2] for argument in arguments]
+    lists = [json.loads(Path(path).read_text(encoding="utf-8")) for _, path in steps]
+    lists.append({"names": _read(DATA), "members": _read(MEMBERS)})
+    return {
+        release: gone(before["names"], after["names"]) | gone(before["members"], after["members"])
+        for (release, _), before, after in zip(steps, lists[:-1], lists[1:], strict=True)
+    }
+
+
+def _read(path: Path) -> dict[str, str]:
+    record: dict[str, str] = json.loads(gzip.decompress(path.read_bytes()))
+    return record
+
+
+def write(path: Path, record: object) -> None:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":
-    write()
+    match sys.argv[1:]:
+        case ["--save", file]:
+            Path(file).write_text(json.dumps({"names": collect(), "members": collect_members()}), encoding="utf-8")
+        case ["--lost", *older]:
+            write(LOST, lost(older))
+        case _:
+            write(DATA, collect())
+            write(MEMBERS, collect_members())

@@ -192,18 +192,61 @@ def test_a_template_gives_ids_to_code_that_measures_them():
         run(textwrap.dedent(text), "labels", Tokenizer(), ["q"], ["a"])
 
 
-@pytest.mark.parametrize(
-    ("text", "never"),
-    [
-        ("def f(model):\n    return model.config.get_text_config().tie_word_embeddings\n", "model.config.tie_word"),
-        ("def f(past_key_values=None):\n    return past_key_values is not None\n", "cache is not None"),
-        ("def f(model, saved):\n    from transformers import DynamicCache\n"
-         "    return DynamicCache.from_legacy_cache(saved)\n", "ddp_cache_data"),
-        ("def f(model):\n    return model.model.norm\n", "get_decoder().norm"),
-        ("def f(model, ids, cache, n):\n    model(ids, cache=cache)\n    cache.crop(n)\n", "activate_past_recording"),
-        ("def f(model, q):\n    return q.view(1, -1, model.config.hidden_size // model.config.num_attention_heads)\n",
-         "config.head_dim"),
-    ],
-)  # fmt: skip
-def test_rewrites_that_look_obvious_and_are_wrong_are_never_made(text, never):
-    assert never not in fixed(text)
+OBVIOUS_AND_WRONG = {
+    "the tie flag that counts is not the text config's": (
+        "return model.config.tie_word_embeddings, model.config.hidden_size", "get_text_config().tie_word",
+    ),
+    "a parameter under the new name is no longer None at the first step": (
+        "def g(past_key_values=None):\n        return past_key_values is not None\n"
+        "    return model(ids, past_key_values=g)",
+        "def g(cache",
+    ),
+    "old tuples hold no linear layer, and a sliding one at the wrong length": (
+        "return DynamicCache.from_legacy_cache(ids)", "ddp_cache_data",
+    ),
+    "the final norm has another name below some decoders": ("return model.model.norm", "get_decoder().norm"),
+    "recorded or not, a stock cache keeps a recurrent state's rejected tokens": (
+        "cache = DynamicCache(config=model.config)\n    model(ids, cache=cache)\n    cache.crop(-2)", "cache.crop",
+    ),
+    "a cache with a config alone cannot be cut back on sliding layers": (
+        "cache = DynamicCache()\n    model(ids, cache=cache)\n    cache.crop(5)", "DynamicCache(config",
+    ),
+    "a query projection may hold the output gate too": (
+        "return ids.view(1, -1, model.config.hidden_size // model.config.num_attention_heads)", "head_dim",
+    ),
+    "the keys of the first layer are not as long as the text, or are not there": (
+        "return model(ids).cache[0][0].shape[2]", ".keys",
+    ),
+    "a limit of -1 is no limit, under any name": (
+        "cache = model(ids).cache\n    limit = cache.get_max_cache_shape()\n    return limit is not None and limit < 9",
+        "get_max_length",
+    ),
+    "keys of layers that have none": ("return model(ids).cache.key_cache[0]", ".keys"),
+    "another family's attention is not found by the new name of one": (
+        "from transformers.models.llama.modeling_llama import LlamaFlashAttention2\n"
+        "    return [each for each in model.modules() if isinstance(each, LlamaFlashAttention2)]",
+        " LlamaAttention",
+    ),
+    "rotary parameters may be nested by the kind of layer": (
+        "return getattr(model.config, 'rope_theta', 10000.0)", "rope_parameters",
+    ),
+    "a layer's number is no index into the maps": (
+        "return [model(ids, output_attentions=True).attentions[i] for i in range(3)]", "attentions[3",
+    ),
+    "a causal mask that a function makes is None, or not of numbers": (
+        "from transformers.modeling_attn_mask_utils import _prepare_4d_causal_attention_mask as make\n"
+        "    return make(None, (1, 3), ids, 0) + 1.0",
+        "create_causal_mask",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "never"), OBVIOUS_AND_WRONG.values(), ids=OBVIOUS_AND_WRONG)
+def test_rewrites_that_look_obvious_and_are_wrong_are_never_made(body, never):
+    text = (
+        f"from transformers import DynamicCache, PreTrainedModel\n\ndef f(model: PreTrainedModel, ids):\n    {body}\n"
+    )
+    assert scan_sources({"example.py": SourceFile("example.py", text)}).findings, "nothing to fix shows nothing"
+    once = fixed(text)
+    assert never not in once
+    compile(once, "example.py", "exec")

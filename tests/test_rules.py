@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import re
+import tokenize
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from near_misses import MORE
 
 from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.fixing.applying import apply_fixes
+from ddaudit.auditor.fixing.settling import settle
 from ddaudit.auditor.rule import Bad, Good, all_rules, select_rules
 from ddaudit.auditor.sources.source import SourceFile
 
 RULES = {rule.slug: rule for rule in all_rules()}
-GOOD = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate(rule.EXAMPLES) if isinstance(e, Good)]
-BAD = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate(rule.EXAMPLES) if isinstance(e, Bad)]
+ALL = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate((*rule.EXAMPLES, *MORE.get(slug, ())))]
+GOOD = [(slug, i, e) for slug, i, e in ALL if isinstance(e, Good)]
+BAD = [(slug, i, e) for slug, i, e in ALL if isinstance(e, Bad)]
 FIXED = [(slug, i, e) for slug, i, e in BAD if e.fixed is not None]
 
 
@@ -63,6 +69,54 @@ def test_fix_gives_the_exact_text_which_compiles_and_is_clean(slug, number, exam
 @pytest.mark.parametrize(("slug", "number", "example"), [*GOOD, *BAD], ids=ids([*GOOD, *BAD]))
 def test_examples_are_whole_programs(slug, number, example):
     ast.parse(example.text)
+
+
+def settled(text, *, unsafe=True, backwards=False, slugs=()):
+    """The text when every fix of the rules (empty: all) is made, findings taken from the last on where asked."""
+
+    def scan(sources):
+        findings = scan_sources(sources, select=slugs).findings
+        return findings[::-1] if backwards else findings
+
+    result = settle({"example.py": SourceFile("example.py", text)}, scan, unsafe=unsafe)
+    assert not result.errors
+    return result.sources["example.py"].text
+
+
+def comments(text):
+    return Counter(
+        token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
+    )
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), FIXED, ids=ids(FIXED))
+def test_a_second_fix_changes_nothing(slug, number, example):
+    assert settled(example.fixed_text, slugs=(slug,)) == example.fixed_text
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), [*GOOD, *BAD], ids=ids([*GOOD, *BAD]))
+def test_no_order_of_all_rules_fixes_gives_another_text(slug, number, example):
+    for unsafe in (False, True):
+        once = settled(example.text, unsafe=unsafe)
+        assert settled(example.text, unsafe=unsafe, backwards=True) == once
+        assert settled(once, unsafe=unsafe) == once
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), FIXED, ids=ids(FIXED))
+def test_a_fix_keeps_every_comment(slug, number, example):
+    """With a comment at the end of each line: the fix keeps them all, or is not made."""
+    text = "".join(f"{line}  # note {i}\n" if line else "\n" for i, line in enumerate(example.text.splitlines()))
+    fixed = settled(text, slugs=(slug,))
+    # An import that nothing needs any more takes its comment along.
+    gone = {f"# note {i}" for i, line in enumerate(example.text.splitlines()) if line.startswith(("from ", "import "))}
+    assert set(comments(text) - comments(fixed)) <= gone
+    assert comments(fixed) - comments(text) == Counter()
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), FIXED, ids=ids(FIXED))
+def test_a_fix_keeps_the_files_newlines(slug, number, example):
+    text = example.text.replace("\n", "\r\n")
+    assert settled(text, slugs=(slug,)) == settled(example.text, slugs=(slug,)).replace("\n", "\r\n")
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -51,6 +51,53 @@ def test_facts_and_the_class_agree(target: str) -> None:
     assert compared >= 14
 
 
+PARTS = {
+    Claim(Ask.WEIGHT, "model.embed_tokens.weight"): ("works raises", "raises"),
+    Claim(Ask.WEIGHT, "transformer.h.*.attn.c_attn.weight"): ("raises raises", "works"),
+    Claim(Ask.WEIGHT, "lm_head.weight"): ("works works", "works"),
+    Claim(Ask.LAYER_TUPLE): ("silently wrong silently wrong", "silently wrong"),
+    Claim(Ask.LAYER_ALONE): ("raises raises", "works"),
+    Claim(Ask.FIRST_STATE): ("silently wrong silently wrong", "silently wrong"),
+    Claim(Ask.LAYER_NAMED, "mlp"): ("works works", "works"),
+    Claim(Ask.LAYER_NAMED, "q_proj"): ("silently wrong silently wrong", "silently wrong"),
+    Claim(Ask.CLASS, "LlamaForCausalLM|GPT2LMHeadModel"): ("silently wrong silently wrong", "works"),
+    Claim(Ask.CLASS, "PreTrainedModel"): ("works works", "works"),
+    Claim(Ask.FIRST_LIST): ("works silently wrong", "works"),
+    Claim(Ask.MASK_ATTRIBUTE, "tree_mask"): ("silently wrong silently wrong", "silently wrong"),
+    Claim(Ask.OUTPUT_FIELD, "past_key_values"): ("works works", "works"),
+    Claim(Ask.OUTPUT_FIELD, "no_such_field"): ("raises raises", "raises"),
+    Claim(Ask.TEMPLATE_IDS): ("silently wrong silently wrong", "silently wrong"),
+    Claim(Ask.ATTENTION, "no_such_attention"): ("raises raises", "raises"),
+    Claim(Ask.CONFIG, "rope_theta"): ("raises raises", "raises"),
+    Claim(Ask.PATH, "greedy_search"): ("raises raises", "raises"),
+    # Of the drafter that is made for the target; none is known for GPT-2.
+    Claim(Ask.MASK_TOKEN): ("silently wrong silently wrong", ""),
+    Claim(Ask.NON_CAUSAL): ("silently wrong silently wrong", ""),
+}
+
+
+@pytest.mark.parametrize(("target", "place"), [("qwen3.6-27b", 0), ("gpt2", 1)])
+def test_parts_and_tensors_are_tried(target: str, place: int) -> None:
+    tried = try_on(target, PARTS)
+    outcomes = {claim: " ".join(tried[claim][name].outcome.value for name in sorted(tried[claim])) for claim in PARTS}
+    assert outcomes == {claim: expected[place] for claim, expected in PARTS.items()}
+
+
+def test_a_machine_without_cuda_confirms_that_waiting_for_it_raises() -> None:
+    import torch
+
+    tried = try_on("gpt2", [Claim(Ask.SYNCHRONIZE)])[Claim(Ask.SYNCHRONIZE)]
+    if torch.cuda.is_available():
+        assert tried == {}
+    else:
+        assert tried["GPT2LMHeadModel"].outcome is Outcome.RAISES
+
+
+def test_every_kind_of_claim_can_be_tried() -> None:
+    """A kind without a way to try it would end `--verify` with an error."""
+    assert set(try_on("gpt2", [Claim(ask, "a.b") for ask in Ask])) == {Claim(ask, "a.b") for ask in Ask}
+
+
 def test_an_import_is_tried() -> None:
     there, gone = (
         Claim(Ask.IMPORT, "transformers.DynamicCache"),

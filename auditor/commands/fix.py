@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddaudit.auditor.commands.options import rule_options, typed, width
+from ddaudit.auditor.commands.options import release_option, rule_options, typed, width
 from ddaudit.auditor.sources.source import shown
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class _Asked:
     unsafe: bool
     select: tuple[str, ...]
     ignore: tuple[str, ...]
+    transformers: str
 
     @property
     def source(self) -> Path:
@@ -58,6 +59,7 @@ class _Asked:
             "--output": str(self.output or ""),
             "--select": ",".join(self.select),
             "--ignore": ",".join(self.ignore),
+            "--transformers": self.transformers,
         }
         words = [*(flag for flag, given in flags.items() if given), *(f"{k}={v}" for k, v in values.items() if v)]
         return " ".join(filter(None, (shlex.join(["ddaudit", "fix", *words]), typed(self.paths))))
@@ -75,6 +77,7 @@ class _Asked:
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if something would change.")
 @click.option("--unsafe", is_flag=True, help="Also apply fixes that are right in the cases known: read the patch.")
 @rule_options
+@release_option
 @click.option("--verify", is_flag=True, help="Try what was found on the target's own classes; needs the runtime.")
 @click.option("--files", is_flag=True, help="For hooks: only FILES are meant, and there may be none.")
 def fix(paths: tuple[Path, ...], files: bool, verify: bool, **options: Any) -> None:
@@ -105,7 +108,9 @@ def fix(paths: tuple[Path, ...], files: bool, verify: bool, **options: Any) -> N
         raise ValueError(f"{source} is not a folder, and a fork is of a whole repository: ask for `--in-place`?")
     if asked.writes and not asked.in_place and asked.whole:
         check_target(source, target)
-    choice: dict[str, Any] = {"unsafe": asked.unsafe, "select": asked.select, "ignore": asked.ignore}
+    choice: dict[str, Any] = {
+        "unsafe": asked.unsafe, "select": asked.select, "ignore": asked.ignore, "transformers": asked.transformers,
+    }  # fmt: skip
     plan = plan_fix_files(paths, **choice) if more or source.is_file() else plan_fix(source, **choice)
     if asked.diff:
         sys.stdout.buffer.write(plan.patch)
@@ -130,7 +135,8 @@ def fix(paths: tuple[Path, ...], files: bool, verify: bool, **options: Any) -> N
 
 
 def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
-    from ddaudit.auditor.reports.scan_report import count
+    from ddaudit.auditor.finding import RUNTIME_SINCE
+    from ddaudit.auditor.reports.scan_report import count, release_lines
 
     fixed, left = plan.settled.fixed, plan.settled.left
     found = [item.finding for item in fixed] + [item.finding for item in left]
@@ -143,6 +149,8 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
         yield from _by_path(left, slug_width, lambda item: _left_place(item, placed, asked))
         yield "why"
         yield from _reasons(left)
+    if found:
+        yield from release_lines(plan.releases, found, width())
     done = "fixed" if asked.writes else "would be fixed"
     names = ", ".join(entry.name for entry in plan.entries) or "none found"
     entries = f", {count(len(plan.entries), 'entry point')}: {names}" if asked.whole else ""
@@ -153,6 +161,9 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
         yield f"fork: {_shown(placed.target)}" + ("" if placed.is_new else " (was there already, the same)")
         if placed.kept_as:
             yield f"the fork before had been changed by hand: it is kept as {_shown(placed.kept_as)}"
+        needs = any(each.exists_since == RUNTIME_SINCE for item in fixed if (each := item.finding.fix))
+        if needs and plan.releases.is_assumed and plan.releases.requirement:
+            yield f"it runs on Transformers {RUNTIME_SINCE} or later: lift {plan.releases.requirement}"
         entry = "" if plan.entries else " --entry MODULE:FUNCTION"
         # A model that needs no download and no GPU.
         yield f"next: ddaudit run {shlex.quote(_shown(placed.target))}{entry} --model tiny-hybrid --random-weights"
@@ -164,14 +175,14 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
 def _verified(plan: Plan) -> Iterator[str]:
     """What trying the findings came to, and how neutral the lines were and are."""
     from ddaudit.auditor.commands.verify import try_all
-    from ddaudit.auditor.targets.targeting import neutrality
+    from ddaudit.auditor.targets.targeting import neutrality, reach
 
     left = [item.finding for item in plan.settled.left]
     fixed = [item.finding for item in plan.settled.fixed]
     found = [*fixed, *left]
     counts = Counter(finding.verified.status.value for finding in try_all(found) if finding.verified)
     yield "tried: " + ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-    asked = sum(finding.claim is not None for finding in fixed)
+    asked = sum(finding.claim is not None and reach(finding.claim) is not None for finding in fixed)
     yield f"neutrality before: {neutrality(found)}"
     yield f"neutrality after:  {neutrality(left, asked)}"
 

@@ -1,4 +1,4 @@
-"""What several commands share: the choice of rules, the terminal's width, and commands to type next."""
+"""What several commands share: choosing rules and a release, the terminal's width, commands to type next."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def cache_options(command: _Command) -> _Command:
         command(*args, cache=ResultCache(folder) if folder is not None else None, **kwargs)
 
     return cast("_Command", with_cache)
+
+
+def release_option(command: _Command) -> _Command:
+    """Adds `--transformers`."""
+    return click.option(
+        "--transformers", metavar="VERSION", default="",
+        help="Release of Transformers to port to.  [default: the newest the repository admits, or the installed one]",
+    )(command)  # fmt: skip
 
 
 def width() -> int:

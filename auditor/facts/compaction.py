@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.library import CHAINABLE
 from ddaudit.auditor.facts.scopes import Function
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Edit, Fix
@@ -72,11 +73,19 @@ def find_moves(nodes: Iterable[ast.AST], file: FileFacts) -> Iterator[ast.Attrib
         above = file.parent(node)
         stored = above if isinstance(above, ast.Subscript) and above.value is node else node
         if (
-            isinstance(stored.ctx, ast.Store)
+            (isinstance(stored.ctx, ast.Store) and not _keeps_rows(stored, file))
             or (isinstance(above, ast.Call) and node in above.args and _callee(above, file) is not None)
             or (isinstance(above, ast.Attribute) and above.attr in ("copy_", "index_copy_", "narrow"))
         ):
             yield node
+
+
+def _keeps_rows(stored: ast.Attribute | ast.Subscript, file: FileFacts) -> bool:
+    """`layer.keys = layer.keys.to(device)`: the same rows, elsewhere or of another type."""
+    match file.parent(stored):
+        case ast.Assign(value=ast.Call(func=ast.Attribute(value=ast.Attribute() as taken, attr=attr))):
+            return attr in CHAINABLE and file.text(taken) == file.text(stored)
+    return False
 
 
 def _understand(loop: ast.For, cache: Value, moves: tuple[ast.Attribute, ...], file: FileFacts) -> Compaction:
@@ -87,7 +96,7 @@ def _understand(loop: ast.For, cache: Value, moves: tuple[ast.Attribute, ...], f
     if crop is None:
         return refuse("no crop of the same cache follows the loop")
     assert isinstance(crop.value, ast.Call) and isinstance(crop.value.func, ast.Attribute)
-    split = _split_length(crop.value.args[0])
+    split = _split_length(_length(crop.value.args[0], crop.value.func.value))
     if split is None:
         return refuse("the crop's length is not written as the past length plus the number of kept tokens")
     past, kept = split
@@ -130,6 +139,16 @@ def _crop_after(loop: ast.For, file: FileFacts) -> ast.Expr | None:
                 assert isinstance(statement, ast.Expr)
                 return statement
     return None
+
+
+def _length(argument: ast.expr, cache: ast.expr) -> ast.expr:
+    """The length that `crop` leaves; written for 5.24 as minus what the cache has."""
+    match argument:
+        case ast.BinOp(
+            left=left, op=ast.Sub(), right=ast.Call(func=ast.Attribute(value=asked, attr="get_seq_length"), args=[])
+        ):
+            return left if ast.dump(asked) == ast.dump(cache) else argument
+    return argument
 
 
 def _split_length(length: ast.expr) -> tuple[ast.expr, ast.expr] | None:

@@ -121,7 +121,7 @@ class Flow:
             self._queued.discard(step)
             self._reading = step
             try:
-                found = self._produce(step[1])
+                found = self.produce(step[1])
             except EXHAUSTION as error:
                 self.failed[step[1].scope.file.source.path] = said(error)
                 found = []
@@ -227,7 +227,8 @@ class Flow:
             self.sources[variable].append(source)
             self._push((variable, source))
 
-    def _produce(self, source: Source) -> list[Value]:
+    def produce(self, source: Source) -> list[Value]:
+        """What one way of getting a value gives now."""
         mode, expr, scope = source.mode, source.expr, source.scope
         # By the mode alone, the frequent ones first: patterns of whole sources take several times longer.
         if expr is not None:

@@ -71,7 +71,7 @@ MODEL_PATHS = frozenset(
         "model.layers", "model.embed_tokens", "model.norm", "model.language_model", "transformer.h",
         "transformer.wte", "transformer.ln_f", "gpt_neox.layers", "model.decoder", "model.model",
         "base_model.model", "get_input_embeddings", "get_output_embeddings", "get_decoder",
-        "config.get_text_config", "language_model.model",
+        "config.get_text_config", "language_model.model", "get_base_model",
     }
 )  # fmt: skip
 # Weaker ones: they count where the name says model too.

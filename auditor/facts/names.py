@@ -8,8 +8,12 @@ from functools import cache
 from pathlib import Path
 
 RELEASE = "5.24.0"
+OLDEST = "4.57"
+"""The oldest release whose names are known; what it lacks already is gone at the latest there."""
 DATA = Path(__file__).parent / "data" / f"transformers-{RELEASE}.json.gz"
 MEMBERS = DATA.with_name(f"transformers-{RELEASE}-members.json.gz")
+LOST = DATA.with_name("transformers-lost.json.gz")
+"""Names and members that older releases have, by the release that lacks them."""
 
 
 # Old names of "fast" modules and classes are served on demand, by rules of their own, and stand in no list.
@@ -25,6 +29,24 @@ def _modules() -> dict[str, frozenset[str]]:
 def _members() -> dict[str, tuple[str, ...]]:
     record = json.loads(gzip.decompress(MEMBERS.read_bytes()))
     return {name: tuple(names.split()) for name, names in record.items()}
+
+
+@cache
+def _lost() -> dict[str, dict[str, frozenset[str]]]:
+    record = json.loads(gzip.decompress(LOST.read_bytes()))
+    return {
+        release: {owner: frozenset(names.split()) for owner, names in gone.items()} for release, gone in record.items()
+    }
+
+
+def gone_since(name: str) -> str:
+    """The release from which a module, a name in one, or a class's member is no more, where it is none of this one."""
+    owner, _, last = name.rpartition(".")
+    for release, gone in _lost().items():
+        names = gone.get(owner, frozenset())
+        if name in gone or "*" in names or last in names:
+            return release
+    return OLDEST
 
 
 def has_module(module: str) -> bool:

@@ -16,7 +16,8 @@ from ddaudit.auditor.facts.flow import Flow
 from ddaudit.auditor.facts.indexing import index
 from ddaudit.auditor.facts.patching import hooked_layer, patched
 from ddaudit.auditor.facts.scopes import Class, File, Function, Scope
-from ddaudit.auditor.facts.values import Kind, Value
+from ddaudit.auditor.facts.tracing import steps
+from ddaudit.auditor.facts.values import Kind, Value, place
 from ddaudit.auditor.finding import Edit, Import
 from ddaudit.auditor.sources.source import NEWLINE
 
@@ -137,6 +138,20 @@ class FileFacts:
     def holds(self, node: ast.AST, *kinds: Kind) -> Value | None:
         """The surest value of one of these kinds."""
         return next((value for value in self.values(node) if value.kind in kinds), None)
+
+    def steps(self, node: ast.AST, value: Value) -> tuple[str, ...]:
+        """How the value came to the expression that holds it, in `node` or around it; one `path:line: fact` a step."""
+        if value.kind is Kind.LIBRARY or value.origin == place(node, self.file):
+            return ()
+        for around in (node, *self.ancestors(node)):
+            for part in ast.walk(around):
+                if isinstance(part, ast.Name | ast.Attribute) and any(
+                    held.origin == value.origin for held in self.values(part)
+                ):
+                    return steps(self.facts.flow, part, self.scope(part), value)
+            if isinstance(around, ast.stmt):
+                break
+        return ()
 
     def is_stock(self, node: ast.AST) -> bool:
         """Whether nothing says that this is an instance, or a part of an instance, of the repository's own class."""

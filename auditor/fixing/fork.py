@@ -16,6 +16,7 @@ from ddaudit.auditor.rule import select_rules
 from ddaudit.auditor.scanning.examining import markers
 from ddaudit.auditor.sources.selection import select_files
 from ddaudit.auditor.sources.source import Skipped, read_tree
+from ddaudit.auditor.targets.releases import choose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.record import Entry
     from ddaudit.auditor.rule import Rule
     from ddaudit.auditor.sources.source import SourceFile, Tree
+    from ddaudit.auditor.targets.releases import Releases
 
 MANIFEST = "ddaudit.json"
 PATCH = "ddaudit.patch"
@@ -43,6 +45,8 @@ class Plan:
     unsafe: bool
     rules: tuple[Rule, ...]
     """Those that were looked for."""
+    releases: Releases
+    """The release of Transformers that the fixes are for."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -58,8 +62,17 @@ class Plan:
         return 2 if self.failed or self.settled.errors else 1 if self.settled.left else 0
 
 
-def plan_fix(root: Path, *, unsafe: bool = False, select: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> Plan:
+def plan_fix(
+    root: Path,
+    *,
+    unsafe: bool = False,
+    select: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    transformers: str = "",
+) -> Plan:
     """Read the repository at `root` and settle its fixes. Nothing is written, imported or executed.
+
+    They are for the release `transformers`; without one it is chosen by the repository or what is installed.
 
     Raises FileNotFoundError or NotADirectoryError for a `root` that is no folder, ValueError where it has no Python
     file or a rule is unknown.
@@ -69,18 +82,23 @@ def plan_fix(root: Path, *, unsafe: bool = False, select: tuple[str, ...] = (), 
     tree = read_tree([root])
     # Written through, a link could change what lies elsewhere.
     links = frozenset(path for path in tree.sources if _is_behind_link(tree.root, path))
-    return _plan(tree, links, None, unsafe, select, ignore)
+    return _plan(tree, links, None, unsafe, select, ignore, transformers)
 
 
 def plan_fix_files(
-    files: Sequence[Path], *, unsafe: bool = False, select: tuple[str, ...] = (), ignore: tuple[str, ...] = ()
+    files: Sequence[Path],
+    *,
+    unsafe: bool = False,
+    select: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    transformers: str = "",
 ) -> Plan:
     """Settle the fixes of these files and no others, with the facts of the repository that they lie in.
 
     Raises FileNotFoundError for a file that does not exist, ValueError where a rule is unknown.
     """
     selection = select_files(files, markers(select_rules(select, ignore)))
-    return _plan(selection.tree, selection.links, selection.names, unsafe, select, ignore)
+    return _plan(selection.tree, selection.links, selection.names, unsafe, select, ignore, transformers)
 
 
 def _plan(
@@ -90,12 +108,14 @@ def _plan(
     unsafe: bool,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
+    transformers: str,
 ) -> Plan:
     skipped: tuple[Skipped, ...] = tree.skipped
+    releases = choose(tree.root, transformers)
 
     def scan(sources: Mapping[str, SourceFile]) -> tuple[Finding, ...]:
         nonlocal skipped
-        result = scan_sources(sources, tree.skipped, names=only, select=select, ignore=ignore)
+        result = scan_sources(sources, tree.skipped, names=only, select=select, ignore=ignore).on(releases)
         skipped = result.skipped
         return result.findings
 
@@ -107,7 +127,7 @@ def _plan(
         if source.text != tree.sources[path].text
     }
     entries = entries_of(settled.sources) if only is None else ()
-    return Plan(tree.root, settled, skipped, changes, entries, unsafe, select_rules(select, ignore))
+    return Plan(tree.root, settled, skipped, changes, entries, unsafe, select_rules(select, ignore), releases)
 
 
 def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
@@ -119,6 +139,7 @@ def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
         "tool": {"name": "ddaudit", "version": tool_version()},
         "rules": {rule.code: rule.slug for rule in plan.rules},
         "source": {"name": plan.root.name, "commit": _commit(plan.root)},
+        "transformers": plan.releases.to_json(),
         "unsafe": plan.unsafe,
         "entries": [{"name": entry.name, **asdict(entry)} for entry in plan.entries],
         "fixed": [{**item.finding.to_json(), "how": item.how} for item in plan.settled.fixed],

@@ -10,16 +10,20 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Confidence, Finding, Severity, Status
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.auditor.rule_table import first_sentence, fixes, severities
+from ddaudit.auditor.rule_table import first_sentence, fixes, releases, severities
 from ddaudit.auditor.sources.source import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ddaudit.auditor.facts.asking import Known
+    from ddaudit.auditor.facts.values import Value
     from ddaudit.auditor.scanning.result import ScanResult
     from ddaudit.auditor.sources.source import Skipped
+    from ddaudit.auditor.targets.releases import Releases
 
 WIDTH = 110
 """Columns of the text, where the terminal is not narrower."""
@@ -59,6 +63,8 @@ def json_object(result: ScanResult) -> str:
         "limits": list(result.limits),
         "summary": summary(result),
     }
+    if result.releases is not None:
+        record["transformers"] = result.releases.to_json()
     if result.neutrality is not None:
         record["notes"] = [finding_json(finding) for finding in result.notes]
         record["neutrality"] = asdict(result.neutrality)
@@ -76,12 +82,13 @@ def summary(result: ScanResult) -> dict[str, int]:
     }
 
 
-def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
-    """One line a finding, by file; each problem and remedy once; what happens; the summary."""
+def text(result: ScanResult, width: int = WIDTH, *, why: bool = False) -> Iterator[str]:
+    """One line a finding, by file, with `why` what it rests on; each problem and remedy once; what happens."""
     for path, findings in groupby(result.findings, key=lambda finding: finding.path):
         yield shown(path)
         for finding in findings:
-            yield clip(_row(finding), width)
+            yield clip(_row(finding, result.releases), width)
+            yield from _reasons(finding, width) if why else ()
         yield ""
     if result.findings:
         yield "what to do"
@@ -98,6 +105,8 @@ def text(result: ScanResult, width: int = WIDTH) -> Iterator[str]:
     for limit in result.limits:
         yield from wrap(f"limit: {limit}", width, "", "  ")
         yield ""
+    if result.releases is not None:
+        yield from release_lines(result.releases, result.findings, width)
     yield summary_line(result)
 
 
@@ -126,13 +135,60 @@ def _verified(result: ScanResult, width: int) -> Iterator[str]:
     yield f"neutrality: {result.neutrality}"
 
 
-def _row(finding: Finding) -> str:
+def release_lines(chosen: Releases, findings: Sequence[Finding], width: int) -> Iterator[str]:
+    """The release that the findings are about, and who says so; and where the code is for an older one, so."""
+    yield from wrap(f"Transformers {chosen.target}, {chosen.source}", width, "", "  ")
+    later = sum(chosen.begins_later(finding) for finding in findings)
+    if chosen.written_for and later:
+        way = "" if chosen.source.startswith("by") else "; name the release you port to with `--transformers`"
+        said = f"{later} of {count(len(findings), 'finding')} start after {chosen.written_for}, marked `from`{way}"
+        yield from wrap(said, width, "  ", "  ")
+
+
+def _row(finding: Finding, chosen: Releases | None) -> str:
     place = f"{finding.span.line}:{finding.span.column}"
     sure = "" if finding.confidence is Confidence.PROVEN else f"({finding.confidence.value}) "
     mark = MARKS[finding.applicability]
     tried = f"{finding.verified.status.value:<12} " if finding.verified else ""
     what = f"{finding.code} {finding.slug:<22} {finding.severity.value:<6}"
-    return f"  {place:<8} {what} {mark:<8} {tried}{sure}{finding.expr}"
+    later = f"(from {finding.since}) " if chosen and chosen.begins_later(finding) else ""
+    return f"  {place:<8} {what} {mark:<8} {tried}{sure}{later}{finding.expr}"
+
+
+def _reasons(finding: Finding, width: int) -> Iterator[str]:
+    """What the finding rests on, a line a fact; from which release it is so; what is to be said of its fix."""
+    first = f"{finding.confidence.value}: "
+    for number, fact in enumerate(finding.evidence or ("",)):
+        yield from wrap(shown(fact), width, " " * 11 + (first if not number else " " * len(first)), " " * 24)
+    if finding.since:
+        yield f"{'':11}from Transformers {finding.since}"
+    since = f" (from Transformers {finding.fix.exists_since})" if finding.fix and finding.fix.exists_since else ""
+    reason = finding.fix.reason if finding.fix else finding.no_fix_reason
+    if reason:
+        kind = finding.applicability.value if finding.fix else "none"
+        yield from wrap(f"fix: {kind}{since}, {reason}", width, " " * 11, " " * 13)
+
+
+def known_lines(place: str, known: Sequence[Known], width: int) -> Iterator[str]:
+    """What is known of a line's names, and how it came there."""
+    yield shown(place)
+    for each in known:
+        old = "; in a branch for old releases" if each.is_legacy else ""
+        if not each.values:
+            yield from wrap(f"`{each.text}`: nothing is known{old}", width, "  ", "    ")
+        for number, value in enumerate(each.values):
+            yield from wrap(
+                f"`{each.text}`: {value.kind.value}{_origin(value)}, {value.confidence.value}{old}", width, "  ", "    "
+            )
+            for fact in (*value.evidence, *(each.steps if not number else ())):
+                yield from wrap(shown(fact), width, "    ", "      ")
+
+
+def _origin(value: Value) -> str:
+    """The name of what is another's, or the place of what is the repository's own."""
+    own = (Kind.OWN, Kind.OWN_CLASS, Kind.FUNCTION, Kind.METHOD)
+    where = value.origin.rpartition(":")[0] if value.kind in own else value.origin if value.kind is Kind.LIBRARY else ""
+    return f" ({shown(where)})" if where else ""
 
 
 def _remedies(findings: Sequence[Finding], width: int) -> Iterator[str]:
@@ -194,7 +250,7 @@ def rule_page(rule: Rule) -> Iterator[str]:
 
 
 def _rule_head(rule: Rule) -> str:
-    return f"{rule.code} {rule.slug} ({severities(rule)}; fix: {fixes(rule)})"
+    return f"{rule.code} {rule.slug} ({severities(rule)}; from {releases(rule)}; fix: {fixes(rule)})"
 
 
 def _indent(code: str) -> str:

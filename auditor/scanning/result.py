@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.finding import Applicability
+from ddaudit.auditor.targets.releases import on_release
 
 if TYPE_CHECKING:
     from ddaudit.auditor.finding import Finding
     from ddaudit.auditor.sources.source import Skipped
+    from ddaudit.auditor.targets.releases import Releases
     from ddaudit.auditor.targets.targeting import Neutrality
 
 
@@ -26,6 +28,8 @@ class ScanResult:
     """Findings that trying refuted: they do not count."""
     neutrality: Neutrality | None = None
     """How far the lines are from one model, where that was asked."""
+    releases: Releases | None = None
+    """The release of Transformers that findings and fixes are for."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -35,6 +39,11 @@ class ScanResult:
         """Findings that `fix` mends, with `--unsafe` or without."""
         wanted = (Applicability.SAFE, Applicability.UNSAFE) if unsafe else (Applicability.SAFE,)
         return tuple(finding for finding in self.findings if finding.fix and finding.applicability in wanted)
+
+    def on(self, releases: Releases) -> ScanResult:
+        """The same for these releases: with the fixes that may be made for them."""
+        found = tuple(on_release(finding, releases) for finding in self.findings)
+        return replace(self, findings=found, releases=releases)
 
     @property
     def exit_code(self) -> int:

@@ -175,4 +175,5 @@ def _fix(record: dict[str, Any]) -> Fix:
         applicability=Applicability(record["applicability"]),
         reason=record["reason"],
         imports=tuple(Import(**needed) for needed in record["imports"]),
+        since=record["since"],
     )

@@ -14,12 +14,14 @@ from ddaudit.auditor.claim import Answer, Ask, Claim, Outcome
 from ddaudit.auditor.profile import load_profile
 from ddaudit.runtime.caches.takeover import cache_argument, is_recurrent
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.models import profile
 from ddaudit.runtime.models.architecture import decoder_layers, final_norm
 from ddaudit.runtime.probing.observing import CACHE_ARGUMENTS, OneToken, answers, run_one_token
 from ddaudit.runtime.probing.probe import build_classes, quiet
+from ddaudit.runtime.probing.trying_parts import TRIES, mask_token, non_causal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from torch import nn
 
@@ -43,18 +45,25 @@ def try_on(target: str, claims: Iterable[Claim]) -> dict[Claim, dict[str, Answer
     with quiet():
         config = transformers.AutoConfig.for_model(**load_profile(target).config)
         for model, _ in build_classes(config):
-            trial = Trial(model)
+            trial = Trial(model, _drafter(target))
             for claim, by_class in found.items():
                 if (answer := trial.answer(claim)) is not None:
                     by_class[type(model).__name__] = answer
     return found
 
 
+def _drafter(target: str) -> Mapping[str, Any]:
+    """The configuration of the drafter made for the target, empty where none is known."""
+    name = load_profile(target).drafter
+    return profile.load_profile(name).config if name and profile.has_profile(name) else {}
+
+
 class Trial:
     """One class, and what was already run on it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, drafter: Mapping[str, Any] | None = None) -> None:
         self.model = model
+        self.drafter = drafter or {}
 
     def answer(self, claim: Claim) -> Answer | None:
         """None where the class does not run far enough to say."""
@@ -64,7 +73,11 @@ class Trial:
             Ask.TREE_MASK: self._tree_mask, Ask.CACHE_NAME: self._cache_name, Ask.CACHE_PAIRS: self._cache_pairs,
             Ask.LAYER_PART: self._layer_part, Ask.LAYER_KEYS: self._layer_keys, Ask.LAYER_STATE: self._layer_state,
             Ask.LAYER_ATTENTION: self._layer_attention, Ask.IMPORT: self._import, Ask.KEYWORD: self._keyword,
+            Ask.MASK_TOKEN: self._mask_token,
+            Ask.NON_CAUSAL: self._non_causal,
         }  # fmt: skip
+        if claim.ask in TRIES:
+            return TRIES[claim.ask](self.model, claim.what)
         return tries[claim.ask](claim)
 
     @cached_property
@@ -213,6 +226,12 @@ class Trial:
         count, num_layers = sum(each is not None for each in maps), len(decoder_layers(self.model))
         short = Answer(Outcome.RAISES, f"{count} attention maps of {num_layers} layers")
         return short if count < num_layers else WORKS
+
+    def _mask_token(self, _claim: Claim) -> Answer | None:
+        return mask_token(self.model, self.drafter)
+
+    def _non_causal(self, _claim: Claim) -> Answer | None:
+        return non_causal(self.drafter)
 
     def _import(self, claim: Claim) -> Answer:
         module, _, name = claim.what.rpartition(".")

@@ -1,0 +1,146 @@
+"""`--why` and `explain FILE:LINE`: each step from where a value is made to where it is used."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from click.testing import CliRunner
+
+from ddaudit.auditor.cli import main
+from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.finding import Confidence
+from ddaudit.auditor.sources.source import SourceFile
+
+
+def evidence(code: str, **files: str) -> tuple[str, ...]:
+    """Of the only finding of a fixed path, in `a.py` beside the other files."""
+    texts = {"a": code, **files}
+    sources = {
+        f"{name}.py": SourceFile(f"{name}.py", textwrap.dedent(text).lstrip("\n")) for name, text in texts.items()
+    }
+    found = scan_sources(sources, select=("model-path",), min_confidence=Confidence.GUESS).findings
+    assert len(found) == 1
+    return found[0].evidence
+
+
+def test_what_stands_in_the_line_needs_no_step() -> None:
+    code = """
+        from transformers import AutoModelForCausalLM
+
+        layers = AutoModelForCausalLM.from_pretrained("name").model.layers
+    """
+    assert evidence(code) == (
+        "a.py:3: `AutoModelForCausalLM.from_pretrained` returns a Transformers model with a head",
+    )
+
+
+def test_an_annotation_is_the_whole_reason() -> None:
+    code = """
+        from transformers import PreTrainedModel
+
+        def f(model: PreTrainedModel):
+            return model.model.layers
+    """
+    assert evidence(code) == ("a.py:3: the annotation is `PreTrainedModel`",)
+
+
+def test_aliases_attributes_and_loops_are_steps() -> None:
+    code = """
+        from transformers import AutoModelForCausalLM
+
+        class Runner:
+            def __init__(self, name):
+                loaded = AutoModelForCausalLM.from_pretrained(name)
+                self.target = loaded
+
+            def layers(self):
+                for each in (self.target,):
+                    return each.model.layers
+    """
+    assert evidence(code) == (
+        "a.py:5: `AutoModelForCausalLM.from_pretrained` returns a Transformers model with a head",
+        "a.py:5: `loaded` is `AutoModelForCausalLM.from_pretrained(name)`",
+        "a.py:6: `target` of `Runner` is `loaded`",
+        "a.py:9: `each` goes over `(self.target,)`",
+    )
+
+
+def test_calls_returns_and_imports_between_files_are_steps() -> None:
+    code = """
+        from loading import load
+
+        def layers(model):
+            return model.model.layers
+
+        layers(load("name"))
+    """
+    loading = """
+        from transformers import AutoModelForCausalLM
+
+        def load(name):
+            return AutoModelForCausalLM.from_pretrained(name)
+    """
+    assert evidence(code, loading=loading) == (
+        "loading.py:4: `AutoModelForCausalLM.from_pretrained` returns a Transformers model with a head",
+        "loading.py:4: `load` returns `AutoModelForCausalLM.from_pretrained(name)`",
+        "a.py:6: `layers` is given `load('name')` as `model`",
+    )
+
+
+REPOSITORY = {
+    "own.py": """
+        from torch import nn
+
+        class Tiny(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = nn.Module()
+
+        def layers(tiny: Tiny):
+            return tiny.model.layers
+    """,
+    "main.py": """
+        from transformers import PreTrainedModel
+
+        def layers(model: PreTrainedModel):
+            return model.model.layers
+    """,
+}
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    for name, text in REPOSITORY.items():
+        (tmp_path / name).write_text(textwrap.dedent(text).lstrip("\n"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_text_shows_the_evidence_and_the_fix_below_its_finding(repository) -> None:
+    plain, why = (CliRunner().invoke(main, ["scan", ".", *flags]).output.splitlines() for flags in ([], ["--why"]))
+    assert why[:4] == [
+        *plain[:2],
+        "           proven: main.py:3: the annotation is `PreTrainedModel`",
+        "           fix: safe, the accessor returns the same module on the families whose path this is",
+    ]
+    assert [line for line in why if line not in plain] == why[2:4]
+
+
+def test_a_silence_is_explained(repository) -> None:
+    shown = CliRunner().invoke(main, ["explain", "own.py:9"])
+    assert shown.exit_code == 0, shown.output
+    assert "  `tiny`: instance of the repository's own class (own.py:3), proven\n" in shown.output
+    assert shown.output.endswith("nothing is found here\n")
+
+
+def test_a_finding_is_explained(repository) -> None:
+    shown = CliRunner().invoke(main, ["explain", "main.py:4"]).output
+    assert "  `model`: Transformers model with a head, proven\n    main.py:3: the annotation is" in shown
+    assert shown.endswith("found: DDA201 model-path at model.model.layers\n")
+
+
+def test_a_file_that_is_not_there_is_an_error(repository) -> None:
+    shown = CliRunner().invoke(main, ["explain", "none.py:4"])
+    assert shown.exit_code == 2
+    assert "none.py does not exist" in shown.output
