@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts import names as names_of_releases
 from ddaudit.auditor.facts.values import RANK
 from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
@@ -102,6 +103,7 @@ def scan_sources(
     if len(wanted) == 1:
         examined = [examiner(wanted[0])]
     else:
+        names_of_releases.load()
         pool: Workers[Examined] = Workers(examiner, workers or min(num_workers(), len(wanted)))
         pool.run(wanted)
         examined = [*pool.results, Examined((), tuple(pool.lost), 0)]

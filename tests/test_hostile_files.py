@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddaudit.auditor.cli import main
+from ddaudit.auditor.fixing import placing
 from ddaudit.auditor.scanning import examining
 from ddaudit.auditor.sources.source import SkipReason, read_tree, shown
 
@@ -54,6 +55,13 @@ def test_a_file_that_may_not_be_reached_is_an_error_of_one_line(locked):
     result = CliRunner().invoke(main, ["scan", str(locked / "m" / "inner.py")])
     assert result.exit_code == 2
     assert "Permission denied" in result.output and "Traceback" not in result.output
+
+
+def test_a_folder_that_may_not_be_entered_is_missing_from_a_copy_and_no_other(locked):
+    """The whole fix stopped there, as an ordinary user."""
+    unread = {}
+    assert sorted(path for path, _ in placing._walk(locked, unread)) == ["a.py", "m", "z.py"]
+    assert unread == {"m/inner.py": "Permission denied"}
 
 
 @pytest.mark.parametrize("target", ["a pipe", "/dev/zero"])

@@ -131,6 +131,8 @@ class Flow:
 
     def bases(self, owner: Class) -> Iterator[Class | str]:
         """Base classes, nearest first: the repository's own, or qualified names of others."""
+        if not owner.node.bases:
+            return
         pending, seen = [owner], {owner}
         while pending:
             current = pending.pop(0)
@@ -162,7 +164,9 @@ class Flow:
         return self._rivals[key]
 
     def method(self, owner: Class, name: str) -> Function | None:
-        for candidate in (owner, *self.bases(owner)):
+        if name in owner.methods:
+            return owner.methods[name]
+        for candidate in self.bases(owner):
             if isinstance(candidate, Class) and name in candidate.methods:
                 return candidate.methods[name]
         return None
@@ -219,7 +223,8 @@ class Flow:
     def read(self, variable: Variable) -> list[Value]:
         if self._reading is not None:
             self._readers[variable][self._reading] = None
-        return list(self._table[variable].values()) if variable in self._table else []
+        held = self._table.get(variable)
+        return [*held.values()] if held else []
 
     def add_source(self, variable: Variable, source: Source) -> None:
         if (variable, source.expr) not in self._known:

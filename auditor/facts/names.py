@@ -49,6 +49,12 @@ def gone_since(name: str) -> str:
     return OLDEST
 
 
+def load() -> None:
+    """Read the lists now: processes that are forked later have them."""
+    for read in (_modules, _members, _lost):
+        read()
+
+
 def has_module(module: str) -> bool:
     """Whether `import module` works; only for modules of Transformers."""
     return module in _modules() or module.endswith("_fast")

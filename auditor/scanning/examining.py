@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts.exhaustion import EXHAUSTION, TOO_DEEP, said
@@ -109,10 +110,8 @@ def _visit(file: FileFacts, rules: Sequence[Rule]) -> list[Finding] | str:
     has = cache(file.source.text.__contains__)
     for rule in rules:
         if any(map(has, rule.markers)):
-            decide = rule.decide
             try:
-                for node in file.file.of(*rule.nodes):
-                    found += decide(node, file)
+                found += chain.from_iterable(map(rule.decide, file.file.of(*rule.nodes), repeat(file)))
             except EXHAUSTION as error:
                 return said(error)
             except Exception as error:

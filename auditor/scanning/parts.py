@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 # Bytes. Facts and syntax trees take about forty times the text's size: a repository of up to 200,000 lines is
 # examined as a whole, a larger tree in parts, of which two and what starts them fit into 300 MiB.
 MAX_WHOLE = 8_000_000
-MAX_PART = 2_000_000
+MAX_PART = 1_600_000
 
 
 def divide(sizes: Mapping[str, int]) -> list[list[str]]:
