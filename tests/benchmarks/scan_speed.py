@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 INTERVAL_S = 0.02
-TIMEOUT_S = 900
+TIMEOUT_S = 240
 WORK = {
     "ddaudit": "facts of the whole tree, then 33 rules",
     "ddaudit, kept result": "reads and hashes every file",
@@ -60,7 +60,7 @@ def measure(tool: str, tree: str, command: list[str], environment: dict[str, str
             peak = max(peak, sum(map(_memory_kib, _family(process.pid))))
             if time.monotonic() - begin > TIMEOUT_S:
                 os.killpg(process.pid, 9)
-                note = f"stopped after {TIMEOUT_S} s"
+                note = f"stopped after {TIMEOUT_S} s, not done"
             time.sleep(INTERVAL_S)
         errors.seek(0)
         said = errors.read().decode(errors="replace")
