@@ -107,6 +107,54 @@ class PlainRecord:
     peak_memory_bytes: int | None
     num_distinct_tokens: int
     """A reference that repeats a few tokens hides faults."""
+    costs: tuple[StageCost, ...] = ()
+    """Of one token, with `--profile`."""
+
+
+@dataclass(frozen=True)
+class SettledTies:
+    """Texts that were written once more for their figures, near-ties settled as plain decoding settled them.
+
+    A scripted drafter knows plain decoding's text. Where an entry's text leaves that at a near-tie, what it proposes
+    is right no more, and the acceptance that was asked for is not what gets timed. So each logit of plain decoding's
+    own token is raised by `bias`, which is within the noise. The verdict is that of the text before.
+    """
+
+    num_prompts: int
+    bias: float
+    """In logits."""
+    num_equal: int
+    """Of these texts, those that are plain decoding's token for token."""
+    acceptance_length_mean: float | None
+    """Of the texts before, whose near-ties fell as they would."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """How fast the device moves data, measured in the same run."""
+
+    copy_bytes_per_s: float
+    """A large copy within the device, bytes read and bytes written."""
+    weight_bytes: int
+    """What each forward of the target must read: the weights of its decoder and head, without an embedding's table."""
+    weight_read_s: float
+    """All of that read once."""
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage of a round: what it takes, and what moving its data alone would take."""
+
+    name: str
+    """`draft`, `verify`, `commit`, `host` (all else) or `round`, their sum."""
+    seconds: float
+    bytes: int
+    floor_s: float
+    """0 where nothing has to be moved."""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.seconds / self.floor_s if self.floor_s else None
 
 
 @dataclass(frozen=True)
@@ -148,6 +196,12 @@ class EntryRecord:
     """Forwards of the target after the prefill."""
     stage_s: dict[str, float] = field(default_factory=dict)
     stage_source: str = ""
+    """`entry` where it returns stages of its own, else `measured`."""
+    measured_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of decoding as measured from outside: `draft`, `verify`, `commit` and `host`, the rest."""
+    costs: tuple[StageCost, ...] = ()
+    """Of a mean round, with `--profile`."""
+    settled: SettledTies | None = None
     peak_memory_bytes: int | None = None
     prompts: tuple[PromptVerdict, ...] = ()
     sampling: SampleTest | None = None
@@ -206,10 +260,23 @@ class RunRecord:
     """None where nothing was decoded."""
     temperature: float = 0.0
     """Given to the entries that take one."""
+    execution: str = "eager"
+    """`replayed` where forwards were replayed as CUDA graphs."""
+    num_graphs: int = 0
+    """Captured during the run."""
+    replay_warnings: tuple[str, ...] = ()
+    """Why some forwards were not."""
+    plain_replayed: EntryRecord | None = None
+    """Greedy decoding one token at a time through `make_cache`, replayed; None in eager runs."""
+    nominal_acceptance: float | None = None
+    """Tokens a round that a scripted drafter's chances give a chain."""
+    floor: Floor | None = None
 
     @property
     def exit_code(self) -> int:
         verdicts = {entry.verdict for entry in self.entries}
+        if verdicts and self.plain_replayed:
+            verdicts.add(self.plain_replayed.verdict)
         state = self.state_check.verdict if self.state_check else ""
         if not verdicts or verdicts & {"error", "inconclusive"} or state == "error":
             return 2
@@ -233,6 +300,11 @@ _NESTED: dict[tuple[type, str], type] = {
     (RunRecord, "plain"): PlainRecord,
     (RunRecord, "entries"): EntryRecord,
     (RunRecord, "state_check"): StateCheck,
+    (RunRecord, "plain_replayed"): EntryRecord,
+    (RunRecord, "floor"): Floor,
+    (PlainRecord, "costs"): StageCost,
+    (EntryRecord, "costs"): StageCost,
+    (EntryRecord, "settled"): SettledTies,
     (EntryRecord, "prompts"): PromptVerdict,
     (EntryRecord, "sampling"): SampleTest,
     (PromptVerdict, "divergence"): Divergence,

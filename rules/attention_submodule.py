@@ -4,11 +4,16 @@ Three of four layers of Qwen3.5 and Qwen3.6 have `linear_attn` and no `self_attn
 AttributeError there, and code that looks for modules by the name of one (`"self_attn" in name`,
 `target_modules=["q_proj", "v_proj"]`) quietly leaves those layers out. Ask `hasattr(layer, "self_attn")`, go by
 `config.layer_types`, or say what is to happen to the other layers.
+
+On: every release; hybrid models.
+Seen: three of four layers of Qwen3.6-27B have none (probed); NVIDIA/kvpress reads it from every layer.
+Fix: none: what is to happen to the other layers has to be decided.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
@@ -17,6 +22,7 @@ from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.rules._paths import written_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "q_attn"})
 # Projections of linear-attention layers: a list that names them means the other layers too.
 LINEAR = frozenset({"in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_ba", "out_proj", "linear_attn", "all-linear"})
+# Hybrid families' layers differ from one another, though they are of one class.
+ONE_LAYER = re.compile(r"^transformers\.(?!.*(Next|3_5|Lfm2|Jamba|Bamba|Hybrid|H1|Nemotron|Zamba)).*DecoderLayer$")
 WALKS = frozenset({"named_modules", "named_children", "items"})
 BY_NAME = (
     "a module is looked for by the name `{name}`, which linear-attention layers do not have: they are left out "
@@ -44,9 +52,16 @@ class AttentionSubmodule(Rule):
     kind = "attn-submodule"
     severity = Severity.ERROR
     message = 'linear-attention layers of hybrid models have no `{name}`; test `hasattr(layer, "{name}")` first'
-    nodes = (Named(ast.Attribute, ATTENTION_NAMES), ast.Compare, ast.Call)
+    nodes = (Named(ast.Attribute, ATTENTION_NAMES), ast.Compare, ast.Call, ast.JoinedStr)
     markers = ("attn", "attention", "_proj", "query_key_value")
     EXAMPLES = (
+        Good("""
+            from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+            def parts(config):
+                layer = Qwen3DecoderLayer(config, layer_idx=0)
+                return layer.self_attn, layer.mlp
+        """),
         Good("""
             from transformers import PreTrainedModel
 
@@ -72,6 +87,10 @@ class AttentionSubmodule(Rule):
             config = LoraConfig(target_modules=["q_proj", "v_proj", "in_proj_qkv", "out_proj"])
         """),
         Bad("""
+            def heads(layers):
+                return [f"model.layers.{i}.self_attn.o_proj" for i in layers]
+        """),
+        Bad("""
             from transformers import PreTrainedModel
 
             def projections(model: PreTrainedModel):
@@ -94,9 +113,19 @@ class AttentionSubmodule(Rule):
         match node:
             case ast.Attribute(value=base, attr=name) if name in ATTENTION_NAMES:
                 layer = file.holds(base, Kind.LAYER)
-                if layer is not None and not file.is_set_by_own_class(node) and not _is_asked_for(name, node, file):
+                if layer is None or file.is_set_by_own_class(node) or file.is_patched_self(base):
+                    return
+                if _is_made_here(base, file):
+                    return
+                if not _is_asked_for(name, node, file):
                     claim = Claim(Ask.LAYER_PART, name)
                     yield self.report(file, node, layer, fix=REASON, claim=claim, name=name)
+            case ast.JoinedStr() | ast.Call(func=ast.Attribute(attr="format")):
+                path = written_path(node, file)
+                for part in ATTENTION_NAMES & set((path or "").split(".")):
+                    fact = f"{file.source.path}:{file.lineno(node)}: `{path}` is written like a layer's path"
+                    because = Value(Kind.LAYER, fact, Confidence.LIKELY, (fact,))
+                    yield self.report(file, node, because, fix=REASON, name=part)
             case ast.Compare(left=left, comparators=[right]):
                 yield from self._by_name(node, [left, right], file)
             case ast.Call(func=ast.Attribute(value=name, attr="endswith" | "startswith"), args=[literal]):
@@ -131,6 +160,14 @@ class AttentionSubmodule(Rule):
             listed = Value(Kind.LIBRARY, fact, evidence=(fact,))
             claim = Claim(Ask.LAYER_NAMED, min(names & PROJECTIONS))
             yield self.report(file, keyword, listed, severity=Severity.SILENT, message=TARGETS, fix=REASON, claim=claim)
+
+
+def _is_made_here(layer: ast.expr, file: FileFacts) -> bool:
+    """A layer of one family's class, whose parts are the class's own."""
+    match file.made_from(layer):
+        case ast.Call(func=func):
+            return any(ONE_LAYER.search(name) for name in file.qualified_names(func))
+    return False
 
 
 def _is_asked_for(name: str, node: ast.AST, file: FileFacts) -> bool:

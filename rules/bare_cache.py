@@ -7,6 +7,11 @@ has the right layers. A cache that is later cut back, compacted or used to verif
 back, which no stock cache with recurrent layers can: `make_cache(model)` of `ddaudit.runtime` can.
 
 A bare cache for the repository's own full-attention drafter is fine.
+
+On: every release; hybrid models (Qwen3.5, Qwen3-Next, Jamba, LFM2), and Gemma 3 where memory counts.
+Seen: QwenLM/Qwen3.8#37, huggingface/transformers#44950; raises on 5.24 (measured).
+Fix: safe: on full attention `config=` gives the same layers. Not made where other arguments or an unknown model stand
+  there.
 """
 
 from __future__ import annotations
@@ -43,6 +48,14 @@ class BareCache(Rule):
     nodes = (ast.Call,)
     markers = ("DynamicCache",)
     EXAMPLES = (
+        Good("""
+            from transformers import DynamicCache
+
+            def split(cache, low, high):
+                part = DynamicCache()
+                part.layers = list(cache.layers[low:high])
+                return part
+        """),
         Good("""
             from torch import nn
             from transformers import DynamicCache
@@ -125,7 +138,7 @@ class BareCache(Rule):
         if made is None:
             return
         names = {name.rpartition(".")[2] for name in file.qualified_names(node.func)}
-        if "DynamicCache" not in names or _has_layers(node) or file.is_legacy_branch(node):
+        if "DynamicCache" not in names or _has_layers(node, file) or file.is_legacy_branch(node):
             return
         use = file.cache_use(made)
         if use.models:
@@ -139,7 +152,16 @@ class BareCache(Rule):
             yield self.report(file, node, because, fix=reason, claim=CLAIM, name="DynamicCache")
 
 
-def _has_layers(call: ast.Call) -> bool:
+def _has_layers(call: ast.Call, file: FileFacts) -> bool:
+    """Whether the cache is made with layers, or is given some where it is made."""
+    match file.parent(call):
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            home = file.scope(call)
+            for target in file.nodes:
+                match target:
+                    case ast.Attribute(value=ast.Name(id=owner), attr="layers", ctx=ast.Store()) if owner == name:
+                        if file.scope(target) is home:
+                            return True
     return bool(call.args) or any(keyword.arg in (None, "config", "ddp_cache_data") for keyword in call.keywords)
 
 

@@ -5,6 +5,11 @@ only a count of tokens to remove, zero or negative, is taken. On a hybrid model 
 after `activate_past_recording()` they go on without an error while the rejected tokens stay in their state, so the
 text is silently wrong. `crop_cache(cache, length)` of `ddaudit.runtime` keeps the first `length` tokens on every
 layer kind and release.
+
+On: a length raises from 5.24 on every model; what a recurrent layer keeps is silent on every release.
+Seen: huggingface/transformers#49036, huggingface/transformers#47720; liranringel/ddtree and z-lab/dflash crop so.
+Fix: safe: the same tokens are kept on full attention. Not made where the length is not understood or rows are moved
+  by hand.
 """
 
 from __future__ import annotations
@@ -119,6 +124,8 @@ class CacheCrop(Rule):
                 return
         cache = file.holds(receiver, Kind.CACHE)
         if cache is None or isinstance(length, ast.Tuple | ast.Starred) or file.is_legacy_branch(node):
+            return
+        if file.defines(receiver, "crop"):
             return
         if not _counts(length, file):
             fix = _fix(node, receiver, length, file)

@@ -4,6 +4,11 @@
 any more, so `cache[0][0]` raises and `for k, v in cache` meets triples. States stand in `cache.layers`, and a
 linear-attention layer there has no `keys`: ask `cache.get_seq_length()` for the length, and pass over layers for
 which `cache.is_linear[i]` holds. Code under `hasattr(cache, "key_cache")` never runs on new releases and is fine.
+
+On: Transformers 5 on every model; loops over `cache.layers` on hybrid models.
+Seen: huggingface/peft#2821, xorbitsai/inference#5086, deepseek-ai/DeepSeek-Coder-V2#81, huggingface/trl#4248.
+Fix: safe for the length that a field holds, unsafe for one read off a tensor; the rest depends on what the values are
+  for.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.expressions import unpacks_pair
 from ddaudit.auditor.facts.names import OLDEST
 from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
@@ -39,6 +45,8 @@ TUPLE = "a cache is no tuple; use `get_seq_length()`, or `cache.layers[i]` where
 NO_LIMIT = (
     "a cache without a limit answers -1, never None, and a sliding one its window; only a static cache has a limit"
 )
+# What neither a legacy pair nor a layer of Transformers has, but a repository's own store.
+OWN_PARTS = frozenset({"key", "value", "k", "v", "k_cache", "v_cache", "key_states", "value_states"})
 REASON = "what replaces it depends on what the values are for"
 
 PAIRS, KEYS = Claim(Ask.CACHE_PAIRS), Claim(Ask.LAYER_KEYS)
@@ -53,6 +61,47 @@ class CacheInternals(Rule):
     nodes = (Named(ast.Attribute, REMOVED), ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
+        Good("""
+            from transformers import Cache
+
+            def cut(cache: Cache, length):
+                if hasattr(cache, "layers"):
+                    for layer in cache.layers:
+                        if hasattr(layer, "keys"):
+                            layer.keys = layer.keys[:, :, :length]
+                    return
+                cache.key_cache[0] = cache.key_cache[0][:, :, :length]
+        """),
+        Good("""
+            from transformers import AutoModelForCausalLM
+
+            def length(name, ids):
+                model = AutoModelForCausalLM.from_pretrained(name)
+                cache = model(ids).past_key_values
+                return cache[0].key.shape[2]
+        """),
+        Good("""
+            from transformers import Cache
+
+            def cut(cache: Cache, length):
+                keys = getattr(cache, "key_cache", None)
+                if keys is not None:
+                    cache.key_cache[0] = cache.key_cache[0][:, :, :length]
+        """),
+        Good("""
+            from transformers import DynamicCache
+
+            class Evicting(DynamicCache):
+                def __init__(self):
+                    super().__init__()
+                    self.key_cache = []
+
+                def __getitem__(self, i):
+                    return self.key_cache[i]
+
+                def first(self):
+                    return self[0]
+        """),
         Good("""
             from transformers import DynamicCache
 
@@ -76,6 +125,16 @@ class CacheInternals(Rule):
                         continue
                     yield layer.keys.norm()
         """),
+        Bad(
+            """
+            from transformers import DynamicCache
+
+            class Evicting(DynamicCache):
+                def evict(self, i, end):
+                    self.key_cache[i] = self.key_cache[i][:, :, :end]
+        """,
+            findings=2,
+        ),
         Bad("""
             from transformers import DynamicCache
 
@@ -120,9 +179,13 @@ class CacheInternals(Rule):
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         for finding in self._decide(node, file):
-            # A method of the repository's own module fills, as a rule, a cache of its own.
-            is_own = finding.confidence is not Confidence.PROVEN and file.module_class(node) is not None
-            if not is_own and not file.is_legacy_branch(node) and not _is_own_forward(node, file):
+            # A method of the repository's own module fills, as a rule, a cache of its own; a legacy one takes tuples.
+            function = file.function(node)
+            is_own = finding.confidence is not Confidence.PROVEN and (
+                file.module_class(node) is not None or (function is not None and "legacy" in function.name)
+            )
+            is_own = is_own or _is_own_part(node, file) or _is_own_forward(node, file)
+            if not is_own and not file.is_legacy_branch(node):
                 yield finding
 
     def _decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
@@ -141,7 +204,12 @@ class CacheInternals(Rule):
                     yield self.report(
                         file, node, cache, fix=fix, claim=claim, name=attr, remedy=_remedy(attr), since=since
                     )
-            case ast.Subscript(value=base) if (cache := file.holds(base, Kind.CACHE)) is not None:
+            case ast.Subscript(value=base, slice=key) if (cache := file.holds(base, Kind.CACHE)) is not None:
+                if isinstance(key, ast.JoinedStr) or isinstance(file.constant(key), str):
+                    return
+                above = file.parent(node)
+                if isinstance(above, ast.Attribute) and above.attr in OWN_PARTS:
+                    return
                 length = _measured(node, file)
                 fix = _length(length, base, file, Applicability.UNSAFE) if length is not None else REASON
                 yield self.report(file, node, cache, fix=fix, claim=PAIRS, name="cache[i]", remedy=TUPLE)
@@ -174,7 +242,7 @@ class CacheInternals(Rule):
             case ast.Call(func=ast.Name(id="enumerate"), args=[counted, *_]), ast.Tuple(elts=[_, named]):
                 inner, each = counted, named
         cache = file.holds(inner, Kind.CACHE)
-        if cache is not None and (isinstance(each, ast.Tuple) or _takes_apart(each, node, file)):
+        if cache is not None and unpacks_pair(each, node, file.file):
             remedy = "iterating it gives triples, and nothing for linear layers; go through `cache.layers`"
             yield self.report(file, iterable, cache, fix=REASON, claim=PAIRS, name="for k, v in cache", remedy=remedy)
             return
@@ -196,16 +264,16 @@ class CacheInternals(Rule):
             yield self.report(file, iterable, layers, fix=REASON, message=LAYERLESS, claim=KEYS, since="")
 
 
-def _takes_apart(each: ast.expr | None, loop: ast.AST, file: FileFacts) -> bool:
-    """Whether what a loop over a cache gives is indexed like a pair of keys and values."""
-    body = loop if isinstance(loop, ast.For) else file.parent(loop)
-    return isinstance(each, ast.Name) and any(
-        isinstance(part, ast.Subscript)
-        and isinstance(part.value, ast.Name)
-        and part.value.id == each.id
-        and file.constant(part.slice) in (0, 1)
-        for part in ast.walk(body or loop)
-    )
+def _is_own_part(node: ast.AST, file: FileFacts) -> bool:
+    """Of `self` in a cache of the repository: what it sets, or what it has a method for."""
+    match node:
+        case ast.Attribute(value=ast.Name(), attr=attr):
+            return file.is_set_by_own_class(node) or file.defines(node.value, attr)
+        case ast.Subscript(value=ast.Name() as base):
+            return file.defines(base, "__getitem__")
+        case ast.For(iter=ast.Name() as base) | ast.comprehension(iter=ast.Name() as base):
+            return file.defines(base, "__iter__")
+    return False
 
 
 def _is_own_forward(node: ast.AST, file: FileFacts) -> bool:

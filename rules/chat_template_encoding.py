@@ -4,6 +4,11 @@ Since Transformers 5 `return_dict` is True by default when the template is token
 number of keys, a slice of it is empty, `generate` and `torch.tensor` do not take it as ids, and a prompt mask made
 from its length is silently wrong (NVIDIA/Model-Optimizer#2172). Ask for what is meant: `return_dict=False` for ids,
 `tokenize=False` for text, or read `["input_ids"]`.
+
+On: Transformers 5 on every tokenizer, silently.
+Seen: NVIDIA/Model-Optimizer#2172, SearchSavior/OpenArc#95.
+Fix: safe: `return_dict=False` is taken by every release and gives ids. Unsafe where it is only named like a
+  tokenizer.
 """
 
 from __future__ import annotations
@@ -38,6 +43,10 @@ class ChatTemplateEncoding(Rule):
     nodes = (ast.Call,)
     markers = ("apply_chat_template",)
     EXAMPLES = (
+        Good("""
+            def ids(tokenizer, messages):
+                return tokenizer.apply_chat_template(messages, return_tensors="pt")["input_ids"]
+        """),
         Good("""
             def render(tokenizer, messages):
                 return tokenizer.apply_chat_template(messages, tokenize=False)
@@ -142,8 +151,12 @@ def _measures(use: ast.AST, file: FileFacts) -> bool:
     match file.parent(use):
         case ast.Attribute(attr=attr):
             return attr in ("shape", "size", "ndim", "dim", "numel", "unsqueeze", "squeeze", "tolist", "clone")
-        case ast.Subscript(value=base):
-            return base is use
+        case ast.Subscript(value=base, slice=key):
+            return base is use and not (isinstance(key, ast.Constant) and isinstance(key.value, str))
+        case ast.keyword(arg="input_ids" | "inputs"):
+            return True
+        case ast.Call(func=called, args=[first, *_]) if first is use and file.holds(called, Kind.MODEL) is not None:
+            return True
         case ast.Call(func=ast.Name(id="len" | "list" | "zip" | "reversed" | "enumerate")):
             return True
         case ast.Call(func=ast.Attribute(attr="generate" | "tensor" | "LongTensor" | "cat" | "stack" | "decode")):

@@ -5,6 +5,10 @@
 name, as `--transformers` or the repository's own metadata say. `cache_position=` is accepted and ignored from 5.0: the
 cache itself decides where tokens go. `Trainer(tokenizer=…)` is `processing_class=` since 4.46, and the old name raises
 from 5.0. Keywords of the repository's own modules are its own.
+
+On: `dtype` since 4.56, `cache` since 5.24; every model.
+Seen: TransformerLensOrg/TransformerLens#1093, huggingface/transformers#44181, huggingface/transformers#41128.
+Fix: safe where the code is for no release without the new name; unsafe for a key of a dict that may go elsewhere.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.facts.scopes import Class
 from ddaudit.auditor.facts.values import Kind, Value
-from ddaudit.auditor.finding import Applicability, Confidence, Edit, Fix, Severity
+from ddaudit.auditor.finding import Applicability, Edit, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.rules._loaders import LOADERS, loader, unpacked_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
 
-LOADERS = (".from_pretrained", ".from_config", ".pipeline")
 STORED = "it is assigned to"
 RENAMED = "the same under its new name"
 
@@ -37,6 +40,15 @@ class DeprecatedKeyword(Rule):
     nodes = (ast.Call, ast.Attribute, ast.Subscript, ast.Dict)
     markers = ("past_key_value", "torch_dtype", "cache_position", "tokenizer=", ".tokenizer")
     EXAMPLES = (
+        Good("""
+            from transformers import AutoModelForCausalLM
+
+            def load(name, dtype):
+                try:
+                    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+                except TypeError:
+                    return AutoModelForCausalLM.from_pretrained(name, torch_dtype=dtype)
+        """),
         Good("""
             from torch import nn
 
@@ -185,21 +197,14 @@ class DeprecatedKeyword(Rule):
 
     def _option(self, options: ast.Name, key: ast.Constant, file: FileFacts) -> Iterator[Finding]:
         """A key of a dict that is unpacked into a loader of Transformers."""
-        home = file.scope(options).find(options.id)
-        for call in file.file.calls:
-            for keyword in call.keywords:
-                match keyword:
-                    case ast.keyword(arg=None, value=ast.Name(id=name)) if name == options.id:
-                        called = _loader(call, file) if file.scope(call).find(name) is home else None
-                        if called is not None and called.origin.endswith(LOADERS):
-                            text = file.text(key).replace("torch_dtype", "dtype")
-                            reason = "the dict may go to others that know the old name only"
-                            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, reason, since="4.56")
-                            yield self.report(
-                                file, key, called, fix=fix, since="4.56", old='"torch_dtype"', new='"dtype"',
-                                until=" since 4.56",
-                            )  # fmt: skip
-                            return
+        called = unpacked_into(options, file)
+        if called is not None and not _is_second_try(key, file) and called.origin.endswith(LOADERS):
+            text = file.text(key).replace("torch_dtype", "dtype")
+            reason = "the dict may go to others that know the old name only"
+            fix = Fix((file.edit(key, text),), Applicability.UNSAFE, reason, since="4.56")
+            yield self.report(
+                file, key, called, fix=fix, since="4.56", old='"torch_dtype"', new='"dtype"', until=" since 4.56"
+            )
 
     def _keywords(self, node: ast.Call, file: FileFacts) -> Iterator[Finding]:
         for keyword in node.keywords:
@@ -234,8 +239,8 @@ class DeprecatedKeyword(Rule):
         )  # fmt: skip
 
     def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
-        called = _loader(call, file)
-        if called is None:
+        called = loader(call, file)
+        if called is None or _is_second_try(call, file):
             return
         if keyword.arg == "tokenizer":
             if called.origin.endswith("Trainer"):
@@ -249,23 +254,15 @@ class DeprecatedKeyword(Rule):
             )
 
 
-def _loader(call: ast.Call, file: FileFacts) -> Value | None:
-    """What is called, if it is Transformers' own or a class of the repository that passes the argument on to it."""
-    for value in file.values(call.func):
-        if value.kind is Kind.LIBRARY and value.origin.startswith("transformers."):
-            return value
-    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    for value in file.values(owner):
-        target = file.definition(value)
-        if value.kind is Kind.OWN_CLASS and isinstance(target, Class):
-            if isinstance(call.func, ast.Attribute) and (passed := _passes_on(target, call.func.attr, file)):
-                return passed
-            for base in file.facts.flow.bases(target):
-                if isinstance(base, str) and base.startswith("transformers."):
-                    made = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-                    fact = f"{file.source.path}:{call.lineno}: `{target.node.name}` subclasses `{base}`"
-                    return Value(Kind.LIBRARY, f"{base}.{made}".rstrip("."), Confidence.LIKELY, (fact,))
-    return None
+def _is_second_try(node: ast.AST, file: FileFacts) -> bool:
+    """Where the new name was refused, as old releases do."""
+    for above in file.ancestors(node):
+        match above:
+            case ast.ExceptHandler(type=ast.expr() as refused) if "TypeError" in file.text(refused):
+                return True
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                return False
+    return False
 
 
 def _rename(start: int, old: str, new: str, since: str) -> Fix:
@@ -282,17 +279,4 @@ def _output_as_dict(record: ast.expr, file: FileFacts) -> Value | None:
     match file.made_from(record):
         case ast.Call(func=ast.Name(id="dict"), args=[output]):
             return file.holds(output, Kind.OUTPUT)
-    return None
-
-
-def _passes_on(owner: Class, name: str, file: FileFacts) -> Value | None:
-    """The loader of Transformers to which a class method hands its `**kwargs`."""
-    method = file.facts.flow.method(owner, name)
-    args = method.node.args if method is not None else None
-    for call in ast.walk(method.node) if method is not None and args is not None and args.kwarg is not None else ():
-        match call:
-            case ast.Call(func=ast.Attribute(attr="from_pretrained" | "from_config"), keywords=keywords):
-                if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == "kwargs" for k in keywords):
-                    fact = f"{file.source.path}: `{owner.node.name}.{name}` hands its keywords on to `{name}`"
-                    return Value(Kind.LIBRARY, f"{owner.node.name}.{name}", Confidence.LIKELY, (fact,))
     return None

@@ -4,6 +4,10 @@ Going through `model.modules()` and taking the first `nn.ModuleList` finds the d
 vision-language model such as `Qwen3_5ForConditionalGeneration` has the blocks of its vision tower first, so the
 result is silently about images (modelscope/ms-swift#10173). `get_decoder().layers` are the text layers on every
 causal model.
+
+On: every release; vision-language models, silently.
+Seen: modelscope/ms-swift#10173.
+Fix: none: the function that looks has to take the model's own accessor.
 """
 
 from __future__ import annotations

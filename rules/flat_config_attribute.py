@@ -7,6 +7,10 @@
 (`n_embd`, `n_layer`) exist on few families. The tie flag is the exception: it counts at the top.
 
 The config that the repository's own module is built from is its own business.
+
+On: every release; composite configs (Qwen3.5 and Qwen3.6, Gemma 3, Llama 4), by their own loader class.
+Seen: linkedin/Liger-Kernel#1012, PrimeIntellect-ai/prime-rl#1922, hiyouga/LlamaFactory#7500.
+Fix: safe to read, since a flat config returns itself; unsafe to write, since other code may read the top.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.library import DRAFTER
 from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
@@ -34,6 +39,7 @@ OLD_SPELLINGS = {
     "n_positions": "max_position_embeddings",
     "n_ctx": "max_position_embeddings",
 }
+FEW_HAVE = frozenset({"sliding_window", "num_experts", "num_experts_per_tok"})
 TEXT_FIELDS = frozenset(
     {
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -51,6 +57,13 @@ class FlatConfigAttribute(Rule):
     nodes = (Named(ast.Attribute, TEXT_FIELDS | {*OLD_SPELLINGS}), Named(ast.Call, frozenset({"getattr"})))
     markers = ("config",)
     EXAMPLES = (
+        Good("""
+            from transformers import DynamicCache
+
+            def make(config):
+                text = config.get_text_config() if hasattr(config, "get_text_config") else config
+                return DynamicCache(config=text), text.num_hidden_layers
+        """),
         Good("""
             from transformers import PreTrainedModel
 
@@ -125,13 +138,51 @@ class FlatConfigAttribute(Rule):
         config = file.holds(base, Kind.CONFIG)
         if config is None or file.holds(base, Kind.TEXT_CONFIG) or file.is_own_config(base):
             return
+        # A drafter is of one architecture, and its config is flat.
+        if DRAFTER.search(file.text(base)) or _is_text_config(base, file):
+            return
+        if _is_asked_for(base, name, node, file):
+            # What no text config of the target has is asked for rightly.
+            if name in OLD_SPELLINGS or name in FEW_HAVE:
+                return
+            severity = Severity.SILENT
         if isinstance(node, ast.Attribute) and not file.is_read(node):
             severity = Severity.SILENT
         ask = Ask.CONFIG_OR_DEFAULT if severity is Severity.SILENT else Ask.CONFIG
-        if name in OLD_SPELLINGS:
+        if name in OLD_SPELLINGS and severity is self.severity:
             severity = Severity.ERROR
         fix = _fix(node, base, name, config, file)
         yield self.report(file, node, config, severity=severity, fix=fix, claim=Claim(ask, name), name=name)
+
+
+def _is_text_config(base: ast.expr, file: FileFacts) -> bool:
+    """Made by a choice that takes the text config where there is one."""
+    match file.made_from(base):
+        case ast.IfExp(body=ast.Call(func=ast.Attribute(attr="get_text_config"))):
+            return True
+        case ast.IfExp(body=ast.Attribute(attr="text_config")):
+            return True
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value="text_config"), _]):
+            return True
+    return False
+
+
+def _is_asked_for(base: ast.expr, name: str, node: ast.AST, file: FileFacts) -> bool:
+    """Whether `hasattr` asks for the field first, on the way to this place."""
+    asked = ast.dump(ast.parse(f"hasattr({ast.unparse(base)}, {name!r})", mode="eval").body)
+    here = node
+    for above in file.ancestors(node):
+        match above:
+            case ast.If(test=test) | ast.IfExp(test=test) if here is not test:
+                if asked in ast.dump(test):
+                    return True
+            case ast.BoolOp(op=ast.And(), values=values) if here is not values[0]:
+                if any(asked in ast.dump(value) for value in values[: values.index(here)]):  # type: ignore[arg-type]
+                    return True
+            case ast.stmt() if isinstance(above, ast.FunctionDef | ast.ClassDef):
+                return False
+        here = above
+    return False
 
 
 def _fix(node: ast.AST, base: ast.expr, name: str, config: Value, file: FileFacts) -> Fix | str:

@@ -4,6 +4,10 @@
 with four dimensions, so no tree can be verified under it, and never returns attention maps. The default (`sdpa`) does
 the first two; maps need `eager`. Choose by what is installed and what the code does. Which one is right depends
 on that, so nothing is edited.
+
+On: every release; machines without the package, trees, attention maps.
+Seen: huggingface/transformers#33417, bytedance/Sa2VA#105.
+Fix: none: which implementation is right depends on the use.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ class ForcedFlashAttention(Rule):
         for keyword in node.keywords:
             value = file.constant(keyword.value)
             forced = keyword.arg == "attn_implementation" and str(value).startswith("flash_attention")
-            if forced or (keyword.arg == "use_flash_attention_2" and value is True):
+            if forced:
                 fact = f"{file.source.path}:{node.lineno}: the value is always `{value}`"
                 because = Value(Kind.LIBRARY, file.text(node.func), evidence=(fact,))
                 claim = Claim(Ask.ATTENTION, str(value) if forced else "flash_attention_2")

@@ -4,6 +4,10 @@
 storage of the repository's own. It moves keys and values of full-attention layers; recurrent layers have already
 folded the rejected tokens into their state and cannot be cut so. `keep_in_cache(cache, past_length, indices)` of
 `ddaudit.runtime` keeps the accepted nodes exactly on every layer kind.
+
+On: every release; hybrid models, silently.
+Seen: the commit of FasterDecoding/Medusa and its successors, read in the source.
+Fix: none: the storage has to become a Transformers cache.
 """
 
 from __future__ import annotations
@@ -54,6 +58,13 @@ class GatheredRows(Rule):
                 window.copy_(kept)
         """),
         Bad("""
+            def commit(past_key_values, batch, indices, start, end):
+                for layer in past_key_values:
+                    for part in layer:
+                        kept = part[batch, :, indices, :]
+                        part[:, :, start:end, :].copy_(kept.permute(0, 2, 1, 3))
+        """),
+        Bad("""
             def commit(kv_cache, indices, start):
                 kept = kv_cache.index_select(-2, indices)
                 kv_cache[..., start : start + len(indices), :].copy_(kept)
@@ -63,22 +74,35 @@ class GatheredRows(Rule):
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
             case ast.Subscript(value=storage, slice=ast.Tuple(elts=keys), ctx=ast.Load()) if len(keys) > 1:
+                # One index of rows, or one of the batch and one of rows.
                 picks = [key for key in keys if not _is_slice(key)]
-                if len(picks) != 1 or not isinstance(keys[-1], ast.Slice) or isinstance(picks[0], ast.Constant):
+                if len(picks) not in (1, 2) or not isinstance(keys[-1], ast.Slice):
                     return
-                if not _is_index_tensor(picks[0], node, file):
+                if not all(_is_index_tensor(pick, node, file) for pick in picks):
                     return
             case ast.Call(func=ast.Attribute(value=storage, attr="index_select"), args=[_, _]):
                 pass
             case _:
                 return
-        name = file.text(storage).rpartition(".")[2]
+        name = _name(storage, file)
         function = file.function(node)
         if STORAGE.search(name) and function is not None and _copies_back(function.node):
             fact = f"{file.source.path}:{file.lineno(node)}: `{name}` is named like keys and values"
             because = Value(Kind.CACHE, fact, Confidence.LIKELY, (fact,))
             reason = "the storage has to become a Transformers cache"
             yield self.report(file, node, because, fix=reason, claim=Claim(Ask.ROLLBACK))
+
+
+def _name(storage: ast.expr, file: FileFacts, depth: int = 3) -> str:
+    """Its last name, or, for a loop's variable, that of what the loop goes over."""
+    name = file.text(storage).rpartition(".")[2]
+    if STORAGE.search(name) or not isinstance(storage, ast.Name) or not depth:
+        return name
+    for above in file.ancestors(storage):
+        match above:
+            case ast.For(target=ast.Name(id=storage.id), iter=ast.Name() | ast.Attribute() as stores):
+                return _name(stores, file, depth - 1)
+    return name
 
 
 def _is_slice(key: ast.expr) -> bool:

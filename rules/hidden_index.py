@@ -5,6 +5,10 @@ the final norm, so `hidden_states[layer + 1]` is the residual stream of every la
 normed twice where the caller norms again. `layer_output(hidden_states, layer)` of `ddaudit.runtime` returns the
 residual stream for each. `attentions` has one entry per full-attention layer only, so on hybrid models its index is
 not a layer's at all.
+
+On: every release and model for the last layer; hybrid models for `attentions`.
+Seen: huggingface/transformers#33417, huggingface/transformers#26142, NVIDIA/Model-Optimizer#1846.
+Fix: unsafe: the same for every layer but the last, which comes before the norm then.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ sliding or a padding mask; Qwen3's raises `cannot unpack non-iterable NoneType`,
 returns a tensor, so `layer(hidden)[0]` drops the batch (VectorSpaceLab/OmniGen#212, unslothai/unsloth#1442), and a
 cache handed to it as `past_key_value` is swallowed. To change what a layer reads or writes, hook it and call the
 model. The repository's own layers may be called as they like.
+
+On: Transformers 5 on every model.
+Seen: VectorSpaceLab/OmniGen#212, unslothai/unsloth#1442; raises on tiny Qwen3 and Qwen3.5 (measured).
+Fix: none: what the call was for has to be seen.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.calls import passes_on
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -36,6 +41,21 @@ class LayerCall(Rule):
     nodes = (ast.Call, ast.Assign)
     markers = ("layer", "block", ".h")
     EXAMPLES = (
+        Good("""
+            from torch import nn
+            from transformers import PreTrainedModel
+
+            class Steered(nn.Module):
+                def __init__(self, layer, vector):
+                    super().__init__()
+                    self.layer, self.vector = layer, vector
+
+                def forward(self, hidden, *args, **kwargs):
+                    return self.layer(hidden + self.vector, *args, **kwargs)
+
+            def steer(model: PreTrainedModel, vector):
+                return [Steered(layer, vector) for layer in model.get_decoder().layers]
+        """),
         Good("""
             from torch import nn
 
@@ -80,8 +100,7 @@ class LayerCall(Rule):
                     function = function.value
                 layer = file.holds(function, Kind.LAYER)
                 # What only passes on what the model gave has all that a layer needs.
-                given = not all(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg for k in node.keywords)
-                if layer is not None and given and file.is_stock(function):
+                if layer is not None and not passes_on(node) and file.is_stock(function):
                     reason = "what the call was for has to be seen"
                     yield self.report(file, node, layer, fix=reason, claim=Claim(Ask.LAYER_ALONE))
             case ast.Assign(targets=[ast.Attribute(value=owner, attr="forward")]):

@@ -5,6 +5,10 @@ and Qwen's by 4.57, GPT-2's, OPT's and GPT-NeoX's in 5 (Falcon's still do not), 
 `output[0]` in a forward hook is the first row of the batch: the numbers are silently those of one prompt, a further
 index raises, and what is written to it reaches one row only (zjunlp/EasyEdit#675). The same goes for a trace of a
 layer, `trace.output[0]`. Unwrap only what is a tuple. Attention modules still return tuples, MLPs never did.
+
+On: Transformers 5 on every model, silently.
+Seen: zjunlp/EasyEdit#675; kmeng01/memit and the tracers of nnsight take it so.
+Fix: safe in a hook that returns nothing; none where the hook returns, or where what is taken is written to.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class LayerOutputIndex(Rule):
     )
     since = "4.57"
     nodes = (ast.Subscript,)
-    markers = ("hook", "edit_output", ".output")
+    markers = ("hook", "edit_output", ".output", "*args", "**kwargs")
     EXAMPLES = (
         Good("""
             from transformers import PreTrainedModel
@@ -84,6 +88,31 @@ class LayerOutputIndex(Rule):
                 model.get_decoder().layers[3].register_forward_hook(hook)
         """),
         Bad("""
+            from torch import nn
+            from transformers import PreTrainedModel
+
+            class Watched(nn.Module):
+                def __init__(self, block):
+                    super().__init__()
+                    self.block = block
+
+                def forward(self, *args, **kwargs):
+                    output = self.block(*args, **kwargs)
+                    self.seen = output[0]
+                    return output
+
+            def watch(model: PreTrainedModel):
+                return [Watched(layer) for layer in model.get_decoder().layers]
+        """),
+        Bad("""
+            from nnsight import LanguageModel
+
+            def state(name, prompt):
+                model = LanguageModel(name)
+                with model.trace(prompt):
+                    return model.transformer.h[3].output[0].save()
+        """),
+        Bad("""
             def state(trace, i):
                 return trace[f"model.layers.{i}"].output[0]
         """),
@@ -95,7 +124,7 @@ class LayerOutputIndex(Rule):
             return
         match node.value:
             case ast.Attribute(value=ast.Subscript(slice=key), attr="output"):
-                output = file.hooked_layer(key)
+                output = file.hooked_layer(key) or file.holds(node.value, Kind.LAYER_OUTPUT)
             case _:
                 output = file.holds(node.value, Kind.LAYER_OUTPUT)
         if output is not None and not _is_guarded(node, file):

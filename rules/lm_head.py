@@ -6,6 +6,10 @@ logits: Granite, Cohere, Gemma 2 and Falcon-H1 scale or cap them after the head 
 embedding matrix equals it on tied models only, and whether a model is tied is decided by the top-level flag of a
 composite config, which the text config's own can contradict (huggingface/transformers#43429): compare or take the
 output matrix.
+
+On: every release; GPT-NeoX before 5.0 by name; Granite, Cohere, Gemma 2, Falcon-H1 by value; untied models by matrix.
+Seen: huggingface/trl#5575, apple/ml-cross-entropy#48, vllm-project/vllm#51063.
+Fix: safe for the module, unsafe for a product with its matrix; none where the head is assigned to.
 """
 
 from __future__ import annotations
@@ -37,12 +41,15 @@ TIE_FLAG = (
 )
 
 
+HEAD_SETTING = re.compile(r"(^|_)(lm_)?head_(module|name|path|tmp)$")
+
+
 class LmHead(Rule):
     code = "DDA202"
     kind = "lm-head"
     severity = Severity.PORT
     message = "`{path}` is not every model's head, and some scale or cap its logits; use `get_output_embeddings()`"
-    nodes = (Named(ast.Attribute, HEAD_NAMES | {"tie_word_embeddings"}), ast.BinOp, ast.Call)
+    nodes = (Named(ast.Attribute, HEAD_NAMES | {"tie_word_embeddings"}), ast.BinOp, ast.Call, ast.Subscript)
     markers = ("lm_head", "embed_out", "get_input_embeddings", "tie_word_embeddings")
     EXAMPLES = (
         Good("""
@@ -109,7 +116,7 @@ class LmHead(Rule):
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in HEAD_NAMES:
                 model = file.holds(base, Kind.MODEL, Kind.BACKBONE)
-                if model is not None and not file.is_set_by_own_class(node):
+                if model is not None and not file.is_set_by_own_class(node) and not file.is_patched_self(base):
                     yield self.report(
                         file, node, model, fix=_fix(node, file), claim=_claim(node, file), path=file.text(node)
                     )
@@ -122,6 +129,12 @@ class LmHead(Rule):
                 yield from self._input_matrix(node, right, file)
             case ast.Call(func=ast.Attribute(attr="linear" | "matmul"), args=[_, right, *_]):
                 yield from self._input_matrix(node, right, file)
+            case ast.Subscript(value=ast.Attribute(value=base, attr="hf_device_map"), slice=name) if _names_head(name):
+                if (model := file.holds(base, Kind.MODEL, Kind.BACKBONE)) is not None:
+                    yield self.report(file, node, model, fix="the device is looked up by name", path=file.text(name))
+            # `hasattr`, and `getattr` with a default, ask whether it has that name.
+            case ast.Call(func=ast.Name(id="hasattr")) | ast.Call(func=ast.Name(id="getattr"), args=[_, _, _]):
+                return
             case ast.Call(args=[given, name, *_]) if _names_head(name):
                 if (model := file.holds(given, Kind.MODEL, Kind.BACKBONE)) is not None:
                     yield self.report(file, name, model, fix="the function finds it by name", path=file.text(name))
@@ -157,8 +170,10 @@ def _product(head: ast.Attribute, file: FileFacts) -> ast.BinOp | None:
 
 
 def _names_head(name: ast.expr) -> bool:
-    """A string that names the head, or is made from a name for it."""
+    """A string that names the head, or is made from a name for it, or a name for such a string."""
     match name:
+        case ast.Name(id=text) | ast.Attribute(attr=text):
+            return HEAD_SETTING.search(text) is not None
         case ast.Constant(value=str(text)):
             return text.partition(".")[0] in HEAD_NAMES
         case ast.JoinedStr(values=parts):

@@ -4,6 +4,10 @@
 accepts any, and verifies the tree under its plain causal mask without an error. Even where it is read, it never
 reaches linear-attention layers. Hand the mask to the forward as `attention_mask`, `[B, 1, T, P + T]`, with a cache
 from `make_cache(model)`, which reads the tree from it.
+
+On: every release and every stock model, silently.
+Seen: the way of FasterDecoding/Medusa and SafeAILab/EAGLE, which vendor the model that reads it.
+Fix: none: the vendored forward has to go with it.
 """
 
 from __future__ import annotations
@@ -61,7 +65,8 @@ class MaskAttribute(Rule):
         assert isinstance(node, ast.Assign)
         for target in node.targets:
             match target:
-                case ast.Attribute(value=base, attr=name) if name.endswith("mask"):
+                # A method put in the place of one that makes masks is no mask.
+                case ast.Attribute(value=base, attr=name) if name.endswith("_mask") and not name.startswith("_prepare"):
                     model = file.holds(base, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
                     is_self = isinstance(base, ast.Name) and file.holds(base, Kind.OWN) is not None
                     if model is not None and not is_self:

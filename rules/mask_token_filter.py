@@ -3,6 +3,10 @@
 A buffer filled with the mask token and stripped of it at the end, `out[:, out[0] != mask_token_id]`, loses every
 place where the model really said that token. The mask token of a drafter is an ordinary entry of the vocabulary
 (248070 for the DFlash drafter of Qwen3.6-27B). The loop knows how much it has written: cut there.
+
+On: every release and target, silently.
+Seen: liranringel/ddtree; 248070 is a real token of Qwen3.6-27B.
+Fix: safe where the loop's own count is known.
 """
 
 from __future__ import annotations

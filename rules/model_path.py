@@ -8,6 +8,11 @@ norm has none, and its name differs (`final_layernorm` on Jamba, `embedding_norm
 `ddaudit.runtime` finds it.
 
 The repository's own modules may name their parts as they like.
+
+On: every release; composite classes, GPT-NeoX, GPT-2, Jamba and Falcon-H1, PEFT.
+Seen: om-ai-lab/VLM-R1#279, alibaba/Pai-Megatron-Patch#603, NVIDIA/kvpress#129.
+Fix: safe where an accessor returns the same module, unsafe for the decoder as a whole; none where the path is
+  assigned to.
 """
 
 from __future__ import annotations
@@ -17,10 +22,11 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAMES, LAYERS_NAMES, NORM_NAMES
-from ddaudit.auditor.facts.scopes import Named
+from ddaudit.auditor.facts.scopes import Class, Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.rules._paths import PARTS, is_chosen, tests_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.values import Value
     from ddaudit.auditor.finding import Finding, Import
 
-PARTS = EMBEDDING_NAMES | LAYERS_NAMES | NORM_NAMES
 # Every model below a head has these, wherever it stands.
 NEUTRAL = frozenset(
     {
@@ -87,6 +92,34 @@ class ModelPath(Rule):
                     return model.model.language_model.layers
                 return model.get_decoder().layers
         """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def blocks(model: PreTrainedModel):
+                if hasattr(model, "transformer"):
+                    return model.transformer.h
+                return model.get_decoder().layers
+        """),
+        Bad(
+            """
+            from transformers import PreTrainedModel
+
+            def blocks(model: PreTrainedModel):
+                if hasattr(model, "model"):
+                    return model.model.layers
+                return model.transformer.h
+            """,
+            """
+            from transformers import PreTrainedModel
+            from ddaudit.runtime import decoder_layers
+
+            def blocks(model: PreTrainedModel):
+                if hasattr(model, "model"):
+                    return model.get_decoder().layers
+                return decoder_layers(model)
+            """,
+            findings=2,
+        ),
         Bad(
             """
             from transformers import PreTrainedModel
@@ -135,29 +168,23 @@ class ModelPath(Rule):
             return
         if isinstance(above, ast.Attribute) and above.attr in PARTS | INNER_NAMES | HEAD_NAMES | NEUTRAL:
             return
-        if isinstance(above, ast.Attribute) and above.attr.endswith("mask") and not file.is_read(above):
+        # What only a vendored forward reads is said of by DDA107.
+        if isinstance(above, ast.Attribute) and above.attr.endswith(("mask", "_mode")) and not file.is_read(above):
             return
         made = file.made_from(node.value)
-        is_chosen = isinstance(made, ast.IfExp) and _tests_path(made.test)
-        if is_chosen or file.is_under(node, _tests_path) or _is_own_wrapper(node.value, file):
+        if (isinstance(made, ast.IfExp) and tests_path(made.test)) or is_chosen(node, file):
+            return
+        if _is_own_wrapper(node.value, file):
+            return
+        if file.is_patched_self(node.value) or file.is_built_by_own_class(node.value):
             return
         root, path = _split(node)
-        if _is_peft_wrapper(root, path, base):
+        if _is_peft_wrapper(root, path, base, file):
             return
         accessor, fix = _fix(node, root, path, file)
         known = file.holds(root, Kind.MODEL) is not None and "base_model" not in path
         claim = Claim(Ask.PATH, ".".join(path)) if known else None
         yield self.report(file, node, base, fix=fix, claim=claim, path=file.text(node), accessor=accessor)
-
-
-def _tests_path(test: ast.expr) -> bool:
-    """Whether the test chooses between one such path and others."""
-    for part in ast.walk(test):
-        match part:
-            case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
-                if name in PARTS | INNER_NAMES:
-                    return True
-    return False
 
 
 def _is_own_wrapper(base: ast.expr, file: FileFacts) -> bool:
@@ -183,9 +210,16 @@ def _split(node: ast.Attribute) -> tuple[ast.expr, list[str]]:
     return current, path
 
 
-def _is_peft_wrapper(root: ast.expr, path: list[str], model: Value) -> bool:
-    """A way through PEFT, which is a finding of its own; what lies below comes once that is gone."""
+def _is_peft_wrapper(root: ast.expr, path: list[str], model: Value, file: FileFacts) -> bool:
+    """A way through PEFT, which is a finding of its own; what lies below comes once that is gone.
+
+    A class of the repository that keeps a model as `base_model` is no wrapper of PEFT's.
+    """
     if path[:2] != ["base_model", "model"]:
+        return False
+    own = file.holds(root, Kind.OWN)
+    owner = file.definition(own) if own is not None else None
+    if isinstance(owner, Class) and "Peft" not in owner.node.name:
         return False
     return len(path) == 2 or "peft" in " ".join((ast.unparse(root), *model.evidence)).lower()
 

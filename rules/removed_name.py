@@ -4,6 +4,10 @@ Private modules and per-model classes come and go: `transformers.modeling_attn_m
 classes (`LlamaFlashAttention2`), per-model caches (`HybridMambaAttentionDynamicCache`), `AutoModelForVision2Seq`.
 The import raises before anything runs. Names are looked up in a list of everything that 5.24.0 has, which ships with
 the tool. An import with an `except ImportError` of its own is fine, and so is one for type checking only.
+
+On: 5.24, on every target: the import raises.
+Seen: deepseek-ai/DeepSeek-OCR#302, Adam-Mazur/Lazy-Llama#4, open-compass/VLMEvalKit#1675.
+Fix: none: what takes its place has to be chosen.
 """
 
 from __future__ import annotations

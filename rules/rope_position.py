@@ -6,6 +6,10 @@ for every model (deepspeedai/DeepSpeed#8345); a write creates an attribute that 
 `sin` once and hands them down. Rotary modules are built from a config, not from a size, and
 `apply_rotary_pos_emb`'s fifth argument is `unsqueeze_dim`, so positions given there are silently taken for that.
 Read `config.get_text_config().rope_parameters`, which is nested by layer type on Gemma 3.
+
+On: Transformers 5 on every model.
+Seen: deepspeedai/DeepSpeed#8345, deepspeedai/DeepSpeed#8341, huggingface/transformers#42390.
+Fix: unsafe for a written base, since releases before 5 read the attribute; none for the rest.
 """
 
 from __future__ import annotations
@@ -144,7 +148,8 @@ class RopePosition(Rule):
             case ast.Attribute(value=base, attr=name) if "rotary" in name and isinstance(node.ctx, ast.Load):
                 yield from self._member(node, base, name, file)
             case ast.Call(func=ast.Name(id="getattr"), args=[base, ast.Constant(value=str(name)), _]):
-                if name in FIELDS - {"rope_scaling"} and (config := _config(base, file)) is not None:
+                config = _config(base, file) if name in FIELDS - {"rope_scaling"} else None
+                if config is not None and not _reads_parameters(node, file):
                     claim = Claim(Ask.CONFIG_OR_DEFAULT, name)
                     yield self.report(
                         file,
@@ -186,6 +191,12 @@ class RopePosition(Rule):
 def _config(base: ast.expr, file: FileFacts) -> Value | None:
     """The Transformers config that `base` is, unless the repository's own module is built from it."""
     return None if file.is_own_config(base) else file.holds(base, Kind.CONFIG, Kind.TEXT_CONFIG)
+
+
+def _reads_parameters(node: ast.AST, file: FileFacts) -> bool:
+    """Whether the same function also reads where the field is now, and this is for old releases."""
+    function = file.function(node)
+    return function is not None and "rope_parameters" in file.text(function.node)
 
 
 def _write(node: ast.Attribute, base: ast.expr, file: FileFacts) -> Fix | str:

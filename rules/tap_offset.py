@@ -4,6 +4,10 @@
 `hidden_states[i + 1]`. A drafter fed with `hidden_states[i]` gets every tap one layer too early: nothing fails, and
 acceptance falls. `layer_output(hidden_states, i)` of `ddaudit.runtime` takes the state after layer `i`, the last one
 before the final norm.
+
+On: every release and target, silently.
+Seen: seen in ports of z-lab/dflash, whose own code adds one.
+Fix: unsafe: a drafter trained on such taps wants them so.
 """
 
 from __future__ import annotations

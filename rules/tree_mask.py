@@ -5,6 +5,10 @@ linear-attention layer no such mask (`create_recurrent_attention_mask` returns N
 two-dimensional), so siblings leak into each other through the recurrent state, without an error; sliding-window
 layers get it in place of their own mask. On a small random Qwen3.5 a tree of 24 nodes had 4 argmaxes of 24 right.
 A cache made by `make_cache(model)` reads the tree from the mask and verifies it exactly on every layer kind.
+
+On: every release; hybrid models, and sliding-window layers of Gemma 3.
+Seen: huggingface/transformers#29525, ml-explore/mlx-lm#1111; 4 of 24 argmaxes right on 5.24 (measured).
+Fix: none of its own: a cache from `make_cache` makes the mask right, which DDA101 and DDA106 put in.
 """
 
 from __future__ import annotations

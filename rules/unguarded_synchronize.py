@@ -2,6 +2,10 @@
 
 Timers call it so that kernels count where they were launched. Without a GPU there is nothing to wait for, and the
 call stops the whole program (a CPU build of torch raises AssertionError). Ask first whether CUDA is there.
+
+On: every release of torch without CUDA; the message differs with the build.
+Seen: liranringel/ddtree, whose timers stop it on a CPU (measured).
+Fix: safe: nothing changes where there is CUDA.
 """
 
 from __future__ import annotations

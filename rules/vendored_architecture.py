@@ -4,6 +4,10 @@
 raises, or loads with most weights newly initialised. A subclass such as `class Mine(LlamaForCausalLM)` follows one
 release's internals and one family's. Load the stock model through an `AutoModel` class and change it by hooks, by
 `AttentionInterface` or by a cache of one's own. What such a file does with its own modules is its own business.
+
+On: every release, on every other family.
+Seen: FasterDecoding/Medusa, SafeAILab/EAGLE and others keep such copies; read in their sources.
+Fix: none: the changes have to move to hooks on the stock model.
 """
 
 from __future__ import annotations

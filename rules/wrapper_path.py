@@ -5,6 +5,10 @@
 `OptimizedModule`: it is no `PreTrainedModel`, so an `isinstance` test is false, and every key of its `state_dict()`
 starts with `_orig_mod.`, so the file does not load into a plain model (pytorch/pytorch#101107). Take
 `getattr(model, "_orig_mod", model)` first.
+
+On: every release; models behind PEFT or `torch.compile`.
+Seen: huggingface/peft#932, unslothai/unsloth#1509, pytorch/pytorch#101107, rasbt/LLMs-from-scratch#580.
+Fix: safe: the same object where nothing is wrapped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What patched forks call: caches that can go back, and the real places inside any model."""
 
-from ddaudit.runtime.caches.cache import crop_cache, keep_in_cache, make_cache
+from ddaudit.runtime.caches.cache import crop_cache, keep_in_cache
+from ddaudit.runtime.caches.making import make_cache
 from ddaudit.runtime.models.architecture import decoder_layers, final_norm, layer_output, stop_token_ids, text_config
 
 __all__ = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import gzip
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -34,7 +35,10 @@ def collect(pattern: str = "**/*.py") -> dict[str, str]:
         if parts[-1] == "__init__":
             module = ".".join(parts[:-1])
             try:
-                names = set(dir(importlib.import_module(module)))
+                package = importlib.import_module(module)
+                names = set(dir(package))
+                # What a package serves on demand stands in it as text only.
+                names |= {text for text in _texts(path) if "__getattr__" in vars(package) and hasattr(package, text)}
             except ImportError:
                 names = {"*"}
         else:
@@ -50,6 +54,13 @@ def collect(pattern: str = "**/*.py") -> dict[str, str]:
         if name.islower() and module not in found and _leads_somewhere(module):
             found[module] = "*"
     return found
+
+
+def _texts(path: Path) -> set[str]:
+    """Strings in a file that could be names."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str) and value.isidentifier()}
 
 
 def _leads_somewhere(module: str) -> bool:
@@ -86,6 +97,8 @@ def collect_members(pattern: str = "**/*.py") -> dict[str, str]:
     root = Path(transformers.__file__).parent
     classes: dict[str, tuple[list[str], set[str]]] = {}
     found = {"torch.nn.Module": " ".join(sorted(name for name in dir(torch.nn.Module()) if name[:2] != "__"))}
+    signature = inspect.signature(transformers.GenerationMixin.generate)
+    generating = {*transformers.GenerationConfig().to_dict(), *signature.parameters}
     for path in sorted(root.glob(pattern)):
         module = ".".join(("transformers", *path.relative_to(root).with_suffix("").parts))
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -95,6 +108,10 @@ def collect_members(pattern: str = "**/*.py") -> dict[str, str]:
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
+        for node in ast.walk(tree):
+            # `generate` hands on what any model takes.
+            if isinstance(node, ast.FunctionDef) and node.name in ("forward", "prepare_inputs_for_generation"):
+                generating.update(arg.arg for arg in (*node.args.args, *node.args.kwonlyargs))
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
@@ -110,6 +127,7 @@ def collect_members(pattern: str = "**/*.py") -> dict[str, str]:
                 members |= own
                 pending += bases
             found[name] = " ".join(sorted(members))
+    found["GenerationMixin.generate"] = " ".join(sorted(generating))
     return found
 
 

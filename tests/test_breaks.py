@@ -15,8 +15,9 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from ddaudit.runtime.caches import attention, gated_delta, recurrent, takeover
 from ddaudit.runtime.caches import cache as cache_module
-from ddaudit.runtime.caches.cache import VerifiableCache, make_cache
+from ddaudit.runtime.caches.cache import VerifiableCache
 from ddaudit.runtime.caches.delta_window import GatedDeltaWindow
+from ddaudit.runtime.caches.making import make_cache
 from ddaudit.runtime.caches.recurrent import SteppedWindow
 from ddaudit.runtime.caches.window import Window
 from ddaudit.runtime.checks.decoding import decode_plain

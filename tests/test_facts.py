@@ -53,6 +53,7 @@ def in_one(text, expr):
         "from transformers import AutoTokenizer\nx = AutoTokenizer.from_pretrained('n')\nx\n",
         "from transformers import AutoModel\nx = AutoModel.from_pretrained('n', trust_remote_code=True)\nx\n",
         "class Config:\n    pass\nx = Config()\nx.hidden_size\n",
+        "from vllm import LLM\ndef f(x):\n    return x.model.layers\n",
         "def f(past):\n    x = past + 1\n    return x\n",
     ],
 )
@@ -389,3 +390,211 @@ def test_a_part_of_ones_own_model_is_not_stock_and_one_of_a_subclass_of_a_stock_
         file = facts_of(a=text.format(base=base))["a.py"]
         node = next(n for n in file.nodes if isinstance(n, ast.Attribute) and file.text(n) == "self.model")
         assert file.is_stock(node) is is_stock
+
+
+# What other repositories call and keep
+
+
+@pytest.mark.parametrize(
+    ("text", "cache"),
+    [
+        ("def f(cache, name):\n    return cache['blocks.0'].shape, cache[name][0].shape\n", "cache"),
+        ("def f(cache):\n    for name, grid in cache.items():\n        print(cache[name][0])\n", "cache"),
+        ("def f(key_cache, i):\n    return key_cache[i][0].shape\n", "key_cache"),
+        (
+            "def f(adapter_past_key_values):\n    return adapter_past_key_values[0][0].shape\n",
+            "adapter_past_key_values",
+        ),
+        (
+            "class KVCache:\n    def cat(self, x):\n        return x\n"
+            "def f(past_key_values, x):\n    return past_key_values[0][0].cat(x)\n",
+            "past_key_values",
+        ),
+    ],
+)
+def test_other_stores_are_no_caches(text, cache):
+    """Activation caches by name, stacks of tensors, a head's own cache and the repository's own cache class."""
+    assert Kind.CACHE not in in_one(text, cache)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["    for k, v in past_key_values:\n        print(k)", "    for kv in past_key_values:\n        k, v = kv",
+     "    return past_key_values[0] if past_key_values else None"],
+)  # fmt: skip
+def test_a_past_that_is_taken_apart_is_a_cache(body):
+    assert Kind.CACHE in in_one(f"def f(past_key_values):\n{body}\n", "past_key_values")
+
+
+def test_an_own_class_that_sets_the_name_says_nothing_of_others():
+    text = """
+    class Store:
+        def __init__(self):
+            self.key_cache = []
+    class CacheStore(Store):
+        def __init__(self):
+            self.key_cache = []
+    def f(store, past_key_values):
+        return store.key_cache, past_key_values.key_cache
+    """
+    file = facts_of(a=text)["a.py"]
+    assert kinds(file, "store") == set()
+    assert kinds(file, "past_key_values") == {Kind.CACHE}
+
+
+def test_layers_through_an_abstract_method_a_list_and_a_nested_target():
+    text = """
+    from transformers import AutoModelForCausalLM
+    class Base:
+        def __init__(self, name):
+            self.model = AutoModelForCausalLM.from_pretrained(name)
+            self.blocks = self.get_blocks()
+        def get_blocks(self):
+            \"\"\"The layers.\"\"\"
+            raise NotImplementedError
+    class Llama(Base):
+        def get_blocks(self):
+            return self.model.model.layers
+        def walk(self, xs):
+            for block in self.blocks:
+                print(block)
+            for i, (layer, x) in enumerate(zip(list(self.model.model.layers), xs)):
+                print(layer)
+    """
+    file = facts_of(a=text)["a.py"]
+    assert kinds(file, "block") == {Kind.LAYER}
+    assert kinds(file, "layer") == {Kind.LAYER}
+
+
+def test_a_layer_put_into_a_module_gives_what_a_layer_gives():
+    text = """
+    from torch import nn
+    from transformers import PreTrainedModel
+    class Wrapped(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.block = block
+        def forward(self, *args, **kwargs):
+            output = self.block(*args, **kwargs)
+            return output
+    def wrap(model: PreTrainedModel):
+        return [Wrapped(layer) for layer in model.get_decoder().layers]
+    """
+    assert Kind.LAYER_OUTPUT in in_one(text, "output")
+
+
+def test_an_output_by_key_and_states_without_the_last():
+    text = """
+    from transformers import PreTrainedModel
+    def f(model: PreTrainedModel, ids):
+        out = model(ids, output_hidden_states=True)
+        every, others = out["hidden_states"], out.hidden_states[:-1]
+        return every, others
+    """
+    file = facts_of(a=text)["a.py"]
+    assert kinds(file, "every") == {Kind.HIDDEN_STATES}
+    assert kinds(file, "others") == set()
+
+
+def test_a_family_s_config_is_the_target_s_where_it_is_loaded():
+    text = """
+    from transformers import LlamaConfig
+    def build(config: LlamaConfig):
+        return config
+    loaded = LlamaConfig.from_pretrained("name")
+    loaded
+    """
+    file = facts_of(a=text)["a.py"]
+    assert kinds(file, "loaded") == {Kind.CONFIG}
+    assert kinds(file, "config") == set()
+
+
+def test_a_checkout_is_a_package_by_its_own_name():
+    files = facts_of(
+        engine__model="class Transformer:\n    pass\n",
+        engine="",
+        run="from Project.engine.model import Transformer\nmodel = Transformer()\nmodel.layers\n",
+    )
+    assert kinds(files["run.py"], "model") == {Kind.OWN}
+
+
+def test_a_module_around_a_given_model_is_no_copy_of_an_architecture():
+    text = """
+    from torch import nn
+    class BaseQuantForCausalLM(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+    class OwnForCausalLM(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+    class OwnForCausalLM_KV(OwnForCausalLM):
+        pass
+    """
+    file = facts_of(a=text)["a.py"]
+    flow = file.facts.flow
+    assert [flow.is_family_model(owner) for owner in file.file.classes] == [False, True, True]
+
+
+def test_fixtures_reach_the_tests_that_name_them():
+    """The nearest `conftest.py` counts, and a test's stand-in does not hide what a model is proven by."""
+    found = facts_of(
+        tests__conftest="""
+            import pytest
+            from torch import nn
+            from decode import step
+
+            class Tiny(nn.Module):
+                pass
+
+            @pytest.fixture(scope="module")
+            def model():
+                yield Tiny()
+        """,
+        tests__real__conftest="""
+            import pytest
+            from transformers import AutoModelForCausalLM
+
+            @pytest.fixture
+            def model():
+                return AutoModelForCausalLM.from_pretrained("name")
+        """,
+        tests__test_tiny="""
+            from decode import step
+
+            def test(model):
+                assert step(model, model.model)
+        """,
+        tests__real__test_real="def test(model):\n    assert model.model",
+        decode="""
+            def step(model, ids):
+                out = model(input_ids=ids, use_cache=True)
+                return out.logits
+        """,
+    )
+    assert kinds(found["tests/test_tiny.py"], "model") == {Kind.OWN}
+    assert kinds(found["tests/real/test_real.py"], "model") == {Kind.MODEL}
+    assert kinds(found["decode.py"], "model") == {Kind.MODEL, Kind.OWN}
+
+
+def test_a_model_of_the_repository_alone_is_no_stock_one():
+    """No release of Transformers moves the parts of a module that does not stand on it."""
+    text = """
+        from torch import nn
+        from transformers import LlamaPreTrainedModel
+
+        class {name}({base}):
+            pass
+
+        x = {name}()
+        x
+    """
+    text = textwrap.dedent(text)
+    assert in_one(text.format(name="LlamaForCausalLM", base="nn.Module"), "x") == {Kind.OWN}
+    assert Kind.MODEL in in_one(text.format(name="LlamaForCausalLM", base="LlamaPreTrainedModel"), "x")
+
+
+def test_a_store_by_name_is_no_cache():
+    """What is asked for by an activation's name holds activations, not the states of layers."""
+    assert Kind.CACHE not in in_one("def f(cache, hook_name):\n    return cache[hook_name][0]\n", "cache")
+    assert Kind.CACHE in in_one("def f(cache, layer):\n    return cache[layer][0]\n", "cache")

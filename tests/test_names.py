@@ -22,6 +22,8 @@ from ddaudit.auditor.facts.names import DATA, MEMBERS, RELEASE, has_member, has_
         ("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb"),
         ("transformers.models.qwen3.modeling_qwen3", "ALL_ATTENTION_FUNCTIONS"),
         ("transformers.tokenization_utils", "PreTrainedTokenizer"),
+        ("transformers.pipelines", "TextGenerationPipeline"),
+        ("transformers", "__version__"),
     ],
 )
 def test_names_that_resolve(module, name):

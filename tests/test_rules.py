@@ -125,6 +125,8 @@ def test_rule_is_complete(rule):
     assert re.fullmatch(r"DDA[12349]\d\d", rule.code)
     assert Path(inspect.getfile(type(rule))).stem == rule.slug.replace("-", "_")
     assert len(rule.page.split()) > 30
+    parts = [line.partition(": ")[0] for line in rule.page.splitlines() if re.match(r"(On|Seen|Fix): \S", line)]
+    assert parts == ["On", "Seen", "Fix"], "where it breaks, who says so, and how sure the fix is"
     assert sum(isinstance(example, Good) for example in rule.EXAMPLES) >= 2
     assert any(isinstance(example, Bad) for example in rule.EXAMPLES)
     first_bad = next(i for i, example in enumerate(rule.EXAMPLES) if isinstance(example, Bad))

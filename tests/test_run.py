@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,17 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from ddaudit.auditor.cli import main
-from ddaudit.auditor.record import EntryRecord, RunRecord
+from ddaudit.auditor.record import EntryRecord, PlainRecord, RunRecord
 from ddaudit.auditor.reports.run_report import format_run, write_run
+from ddaudit.runtime import make_cache
+from ddaudit.runtime.caches.mode import note_graph
 from ddaudit.runtime.checks.decoding import decode_plain
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.models.loading import Target
+from ddaudit.runtime.running import references as references_module
 from ddaudit.runtime.running.arguments import parse_argument
 from ddaudit.runtime.running.binding import Offer, bind
+from ddaudit.runtime.running.references import decode_replayed
 from ddaudit.runtime.running.results import drain, read_output
 
 HYBRID = (
@@ -174,7 +180,7 @@ def test_a_right_fork_is_identical(fork, loader):
     assert (entry.name, entry.verdict, entry.tokens) == ("blocks:generate", "identical", 48)
     assert {verdict.reason for verdict in entry.prompts} == {"every token equal"}
     assert entry.acceptance_length_mean > 2 and entry.acceptance_source == "entry"
-    assert entry.rounds and set(entry.stage_s) == {"target", "draft", "other"}
+    assert entry.rounds and set(entry.stage_s) == {"draft", "verify", "commit", "host"}
     assert record.plain.num_distinct_tokens > 20
     assert "executes the code" in output and "identical" in output
 
@@ -537,3 +543,62 @@ def test_the_demo_without_its_sample_says_where_it_is(monkeypatch, tmp_path):
     monkeypatch.setattr("ddaudit.auditor.commands.run.SAMPLE", tmp_path / "research_repo")
     result = CliRunner().invoke(main, ["demo"])
     assert result.exit_code == 2 and "checkout" in result.output
+
+
+def replayed_record(speeds, base=50.0):
+    entries = tuple(
+        EntryRecord(f"e:{i}", {}, "near-tie", tokens=9, tokens_per_s=speed, rounds=3) for i, speed in enumerate(speeds)
+    )
+    plain = PlainRecord(9, 10.0, 0.9, 2**30, 9)
+    graphs = EntryRecord("plain decoding replayed", {}, "near-tie", tokens=9, tokens_per_s=base, rounds=8)
+    return RunRecord(
+        "1", "3", "2", "5", "f", "H200", "bfloat16", "m", "d", 0, 1, (1,), None, plain, entries,
+        execution="replayed", num_graphs=2, plain_replayed=graphs, replay_warnings=("a mask per layer: no graph",),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ([60.0, 75.0], "fastest: e:1, 1.50 times plain decoding replayed"),
+        ([40.0, 20.0], "no entry is faster than plain decoding replayed; e:0 comes nearest, at 0.80 of its speed"),
+    ],
+)
+def test_replayed_entries_have_the_replayed_baseline_to_beat(speeds, said):
+    """Against an eager baseline alone, graphs would look like the work of the drafts."""
+    record = replayed_record(speeds)
+    text = format_run(record)
+    rows = [line.split() for line in text.partition("\n\n")[2].partition("\n\n")[0].splitlines()]
+    assert rows[0][3:6] == ["speed-up", "x", "replay"]
+    assert rows[1][:6] == ["plain", "decoding", "9", "10.0", "1.00", "0.20"]
+    assert rows[2][:7] == ["plain", "decoding", "replayed", "9", "50.0", "5.00", "1.00"]
+    assert rows[3][:5] == ["e:0", "9", f"{speeds[0]:.1f}", f"{speeds[0] / 10:.2f}", f"{speeds[0] / 50:.2f}"]
+    assert said in text and "forwards  replayed, 2 graphs captured" in text and "a mask per layer" in text
+    assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_wrong_replayed_baseline_is_no_success():
+    record = replayed_record([60.0])
+    assert record.exit_code == 0
+    assert replace(record, plain_replayed=replace(record.plain_replayed, verdict="lossy")).exit_code == 1
+
+
+def test_plain_decoding_through_our_cache_is_plain_decoding(monkeypatch):
+    """The loop of the replayed baseline; on a CPU nothing is replayed, so the capture is only said to have been."""
+    model, prompts = qwen3(), ((1, 2, 3), (4, 5))
+    references = [decode_plain(model, prompt, 20) for prompt in prompts]
+    target = Target(model, None, "m", has_random_weights=True, drafter_profile="")
+    assert decode_replayed(target, references, None, (), None) is None
+    decode = references_module.decode_cached
+
+    def decode_as_replayed(*arguments):
+        note_graph()
+        return decode(*arguments)
+
+    monkeypatch.setattr(references_module, "decode_cached", decode_as_replayed)
+    found = decode_replayed(target, references, None, (), None)
+    assert (found.verdict, found.tokens, found.rounds) == ("identical", 40, 38) and found.tokens_per_s > 0
+    assert (
+        decode(model, make_cache(model), prompts[0], 20, references[0].generated_ids[4:5])[0]
+        == (references[0].generated_ids[: references[0].generated_ids.index(references[0].generated_ids[4]) + 1])
+    )

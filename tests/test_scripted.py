@@ -9,10 +9,11 @@ from torch import nn
 from transformers import DynamicCache, Qwen3Config
 
 from ddaudit.runtime.checks.decoding import decode_plain
-from ddaudit.runtime.drafters.drafting import DraftPlan
-from ddaudit.runtime.drafters.scripted import ScriptedDrafter, parse_scripted
+from ddaudit.runtime.drafters.drafting import DraftPlan, describe_drafter, make_drafter, plan_drafts
+from ddaudit.runtime.drafters.scripted import AccompaniedDrafter, ScriptedDrafter, chain_acceptance, parse_scripted
 from ddaudit.runtime.drafters.text_reading import LOOKAHEAD
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.models.loading import Target
 
 PLAN = DraftPlan(config={}, block_size=8, mask_token_id=3, target_layer_ids=(0, 2))
 CONFIG = Qwen3Config(num_hidden_layers=2, vocab_size=VOCABULARY, hidden_size=64)
@@ -185,3 +186,59 @@ def test_the_choices_of_a_sampled_text_depend_on_its_seed():
         drafter.follow_text(target, (5, 6), seed)
         first.append(proposals(drafter, target, 9, 2)[0] == right)
     assert 10 < sum(first) < 30
+
+
+class Companion(nn.Module):
+    """A drafter that notes what it is given, and grows the cache as drafters do."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def forward(self, *args, **kwargs):
+        self.given.append((args, kwargs))
+        rows = torch.zeros(1, 1, kwargs["target_hidden"].shape[1] + 8, 1)
+        kwargs["past_key_values"].update(rows, rows, 0)
+        return torch.full((1, 8, 64), 9.0)
+
+
+def test_a_companion_does_the_work_and_the_script_gives_the_answer():
+    target, alone = scripted(p=1.0)
+    both = AccompaniedDrafter(target, CONFIG, PLAN, 1.0, 0.5, seed=0)
+    both.follow(4, list(range(10, 30)))
+    both.companion = Companion()
+    # No positions: each round counts on what the cache held before it.
+    caches = DynamicCache(), DynamicCache()
+    for drafter, cache in zip((alone, both), caches, strict=True):
+        for context in (4, 3):
+            given = {
+                "noise_embedding": torch.zeros(1, 8, 64),
+                "target_hidden": torch.zeros(1, context, 128),
+                "past_key_values": cache,
+            }
+            hidden = drafter(**given)
+            assert torch.equal(hidden, alone._at(torch.arange(4, 12) + 11 * (context == 3))[None])
+        assert cache.get_seq_length() == 23
+    assert [list(kwargs) for _, kwargs in both.companion.given] == [list(given)] * 2
+
+
+def test_a_companion_is_named_in_the_specification():
+    target = Target(qwen3(), None, "m", has_random_weights=True, drafter_profile="")
+    plan = plan_drafts("scripted:0.8+random", target, 8)
+    assert parse_scripted("scripted:0.8,0.3+random") == (0.8, 0.3)
+    assert chain_acceptance("scripted:0.5+random", 3) == 1.75 and chain_acceptance("random", 3) is None
+    assert "whose proposals are dropped" in describe_drafter("scripted:0.8+random")
+    assert "costs no time" in describe_drafter("scripted:0.8")
+    own = make_drafter("scripted:0.8+random", plan, TinyDrafter, target, seed=0)
+    assert isinstance(own, TinyDrafter) and type(own.companion) is TinyDrafter
+    assert list(own.companion.parameters()) == list(own.parameters())
+    with pytest.raises(RunError, match="no drafter class"):
+        make_drafter("scripted:0.8+random", plan, None, target, seed=0)
+
+
+class TinyDrafter(nn.Module):
+    config_class = Qwen3Config
+
+    def __init__(self, config):
+        super().__init__()
+        self.layer = nn.Linear(config.hidden_size, config.hidden_size)

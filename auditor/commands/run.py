@@ -34,7 +34,8 @@ SAMPLE = Path(__file__).resolve().parents[2] / "tests" / "research_repo"
 @click.option(
     "--drafter", default="scripted:0.7", show_default=True,
     help="`scripted:P[,Q]`: the right token first with chance P, else second with chance Q (0.5 if left out). "
-    "`random`: the fork's own class, untrained. Or a folder, hub id or profile.",
+    "`random`: the fork's own class, untrained. Or a folder, hub id or profile. `scripted:P+DRAFTER` runs one of these "
+    "beside the script, for its time.",
 )  # fmt: skip
 @click.option("--entry", "entries", multiple=True, metavar="MODULE:FUNCTION", help="Only these; repeatable.")
 @click.option(
@@ -62,6 +63,11 @@ SAMPLE = Path(__file__).resolve().parents[2] / "tests" / "research_repo"
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto")
 @click.option("--device", default="auto", show_default=True, help="`auto`, `cpu`, `cuda`, `cuda:1`.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+@click.option("--eager", is_flag=True, help="Replay no CUDA graphs; the verdict is the same, the speed is not.")
+@click.option(
+    "--profile", is_flag=True,
+    help="For each stage the bytes it must move, and its time over what moving them takes on this device.",
+)  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the record here.")
 def run(
     folder: Path,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
     found: list[Value] = []
+    called: list[Value] = []
     match call.func:
         case ast.Name(id="getattr") if len(call.args) >= 2 and scope.find("getattr") is None:
             match call.args[1]:
@@ -36,12 +37,21 @@ def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
             if attr in ("unwrap_model", "prepare", "prepare_model") and call.args:
                 found += evaluate(flow, call.args[0], scope)
             called = accessed(flow, function, held, scope)
+        case ast.Name(id="list" | "tuple" as name) if call.args and scope.find(name) is None:
+            kinds = (Kind.LAYERS, Kind.HIDDEN_STATES)
+            found = [value for value in evaluate(flow, call.args[0], scope) if value.kind in kinds]
         case function:
             called = evaluate(flow, function, scope)
     hook(flow, call, scope)
     for value in called:
         found += _called(flow, value, call, scope)
     return found
+
+
+def passes_on(call: ast.Call) -> bool:
+    """Whether a call hands on what its own function was given, as in a module that is put around another."""
+    unpacked = any(isinstance(arg, ast.Starred) for arg in call.args) or any(k.arg is None for k in call.keywords)
+    return unpacked and not any(keyword.arg for keyword in call.keywords)
 
 
 def _method_call(flow: Flow, value: Value, attr: str, call: ast.Call, scope: Scope) -> list[Value]:
@@ -75,6 +85,8 @@ def _called(flow: Flow, value: Value, call: ast.Call, scope: Scope) -> list[Valu
     match value.kind:
         case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
             return [made(Kind.OUTPUT, call, scope.file, "the model's output", value)]
+        case Kind.LAYER if passes_on(call):
+            return [made(Kind.LAYER_OUTPUT, call, scope.file, "the layer's output", value)]
         case Kind.FUNCTION | Kind.METHOD if isinstance(target, Function):
             _pass(flow, call, scope, target, skip=int(value.kind is Kind.METHOD))
             return flow.read(("return", target, None))
@@ -100,7 +112,7 @@ def _called(flow: Flow, value: Value, call: ast.Call, scope: Scope) -> list[Valu
 def instances(flow: Flow, value: Value, owner: Class) -> list[Value]:
     made = [replace(value, kind=Kind.OWN)]
     name = owner.node.name
-    if library.MODEL_CLASS.search(name) and flow.is_module_class(owner):
+    if library.is_language_model(name) and flow.is_of_transformers(owner):
         # Whoever holds one from outside walks into it as into the stock model that it copies.
         fact = fact_at(owner.node, owner.outer.file, f"`{name}` is a causal language model of the repository")
         made.append(Value(Kind.MODEL, value.origin, Confidence.LIKELY, (fact,)))
@@ -127,10 +139,7 @@ def _library_call(flow: Flow, name: str, call: ast.Call, scope: Scope) -> list[V
         if not call.args:
             return []
         models = evaluate(flow, call.args[0], scope)
-        compiled = [replace(value, kind=Kind.COMPILED) for value in models if value.kind is Kind.MODEL]
-        if not models and isinstance(call.args[0], ast.Name) and library.MODEL_NAMES.match(call.args[0].id):
-            compiled = [made(Kind.COMPILED, call, scope.file, "a model is compiled")]
-        return models + compiled
+        return models + [replace(value, kind=Kind.COMPILED) for value in models if value.kind is Kind.MODEL]
     if name in library.TRANSPARENT_CALLS:
         position = 1 if name == "typing.cast" else 0
         return evaluate(flow, call.args[position], scope) if len(call.args) > position else []
@@ -148,7 +157,7 @@ def _library_call(flow: Flow, name: str, call: ast.Call, scope: Scope) -> list[V
         return [made(kind, call, scope.file, f"`{last}` of the runtime")] if kind else []
     if kind := library.instance_kind(name):
         return [made(kind, call, scope.file, f"`{last}` makes a {kind.value}")]
-    kind = library.instance_kind(owner)
+    kind = Kind.CONFIG if library.FAMILY_CONFIG.match(owner) else library.instance_kind(owner)
     if kind is Kind.CACHE or (kind is not None and last in library.MAKERS):
         trusts_code = any(keyword.arg == "trust_remote_code" for keyword in call.keywords)
         if not (kind is Kind.BACKBONE and trusts_code):

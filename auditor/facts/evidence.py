@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
-from ddaudit.auditor.facts.scopes import File, Named, Scope, Variable
+from ddaudit.auditor.facts.expressions import unpacks_pair
+from ddaudit.auditor.facts.scopes import Class, File, Named, Scope, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
 
@@ -24,6 +26,8 @@ STEPS = Named(
     ast.Attribute, frozenset(path.partition(".")[0] for path in library.MODEL_PATHS) | library.NAMED_MODEL_PATHS
 )
 QUESTIONS = Named(ast.Attribute, library.CACHE_PATHS | {"crop", "shape", "size"})
+# A file of tests, whose classes stand in for models.
+TEST = re.compile(r"(^|/)(tests?/|test_\w+\.py|conftest\.py)|_test\.py")
 
 
 def add_evidence(flow: Flow) -> None:
@@ -31,6 +35,7 @@ def add_evidence(flow: Flow) -> None:
     for stage in (
         _passed_as_configs,
         _called_as_models,
+        _compiled_models,
         _passed_as_caches,
         _walked_as_models,
         _used_as_caches,
@@ -52,6 +57,25 @@ def _is_open(flow: Flow, variable: Variable) -> bool:
     return all(value.kind is Kind.OTHER and not value.origin.startswith("torch.nn.") for value in flow.held(variable))
 
 
+def _is_made_up(flow: Flow, variable: Variable) -> bool:
+    """An attribute that neither the repository's class nor a base of another package can have set."""
+    owner = variable[1]
+    return (
+        isinstance(owner, Class)
+        and not flow.sources.get(variable)
+        and all(isinstance(base, Class) for base in flow.bases(owner))
+    )
+
+
+def _is_tested(flow: Flow, variable: Variable) -> bool:
+    """Whether nothing is known of what the variable holds, but that tests give it stand-ins of theirs."""
+    home = variable[1].outer.file if isinstance(variable[1], Class) else getattr(variable[1], "file", None)
+    if home is None or TEST.search(home.source.path):
+        return False
+    held = [value for value in flow.held(variable) if value.kind is not Kind.OTHER]
+    return bool(held) and all(value.kind is Kind.OWN and TEST.search(value.origin) for value in held)
+
+
 def _value(kind: Kind, node: ast.expr, file: File, confidence: Confidence, fact: str) -> Value:
     place = f"{file.source.path}:{node.lineno}"
     return Value(kind, f"{place}:{node.col_offset}", confidence, (f"{place}: {fact}",))
@@ -71,7 +95,7 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
             callee = callee.value
         variable = flow.variable(callee, scope)
-        if variable is None or not _is_open(flow, variable):
+        if variable is None or not (_is_open(flow, variable) or _is_tested(flow, variable)):
             continue
         read = _result_fields(node, file, fields)
         weight = len(given) + any(
@@ -88,6 +112,18 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
             fact += f" and `.{'`, `.'.join(sorted(read))}` of the result is read"
         confidence = Confidence.PROVEN if sure else Confidence.LIKELY
         yield variable, _value(Kind.MODEL, callee, file, confidence, fact)
+
+
+def _compiled_models(file: File, flow: Flow) -> Iterator[Seed]:
+    """Given to `torch.compile`, unknown otherwise, and named a model."""
+    for node in file.calls:
+        match node:
+            case ast.Call(args=[ast.Name(id=name) as given, *_]) if library.MODEL_NAMES.match(name):
+                scope = file.scope_of(node)
+                called = {value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY}
+                if "torch.compile" in called and not flow.values(given, scope):
+                    fact = "a model is compiled"
+                    yield ("call", node, None), _value(Kind.COMPILED, node, file, Confidence.PROVEN, fact)
 
 
 def _fields_read(file: File) -> dict[tuple[Scope, str], set[str]]:
@@ -150,7 +186,7 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         return
     for base, path, scope in _chains(file):
         two = ".".join(path[:2])
-        name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+        name = _last_name(base)
         named = bool(library.MODEL_NAMES.match(name))
         is_path = two in library.MODEL_PATHS or path[0] in library.MODEL_PATHS
         if not is_path and not (named and path[0] in library.NAMED_MODEL_PATHS):
@@ -160,7 +196,7 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
             continue
         if is_path:
             fact = f"`{name}.{two}` is a path of Transformers models"
-        elif not flow.held(variable):
+        elif not flow.held(variable) and not _is_made_up(flow, variable):
             fact = f"`{name}` has `.{path[0]}`, and its name says model"
         else:
             continue
@@ -184,41 +220,77 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Asked what only a cache is asked, or named and taken apart like one."""
     if file.is_lookalike:
         return
+    others = _names_of_other_stores(file, flow.own_cache_members)
     for node in file.of(QUESTIONS, ast.Subscript, ast.For, ast.comprehension):
+        names, attr = library.CACHE_NAMES, ""
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
-                pass
+                if attr in flow.own_cache_attributes:
+                    names, attr = library.PAST_NAMES, ""
             case ast.Subscript(value=ast.Subscript(value=base)):
-                attr = ""
-            case ast.Attribute(value=ast.Subscript(value=base), attr="shape" | "size"):
-                attr = ""
-            case ast.For(iter=base, target=ast.Tuple()) | ast.comprehension(iter=base, target=ast.Tuple()):
-                attr = ""
-                match node:
-                    case (
-                        ast.For(
-                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
-                            target=ast.Tuple(elts=[_, each]),
-                        )
-                        | ast.comprehension(
-                            iter=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
-                            target=ast.Tuple(elts=[_, each]),
-                        )
-                    ) if isinstance(each, ast.Tuple) or "past" in ast.unparse(inner):
-                        base = inner
+                pass
+            case ast.Subscript(value=base) | ast.Attribute(value=ast.Subscript(value=base), attr="shape" | "size"):
+                names = library.PAST_NAMES
+            case ast.For(iter=iterable) | ast.comprehension(iter=iterable):
+                if (taken := _taken_apart(node, iterable, file)) is None:
+                    continue
+                base = taken
             case _:
                 continue
-        scope = file.scope_of(node)
-        variable = flow.variable(base, scope)
-        if variable is None or flow.held(variable):
+        name = _last_name(base)
+        if name in others or not (names.match(name) or attr in library.CACHE_PATHS):
             continue
-        name = base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
-        if library.CACHE_NAMES.match(name):
+        variable = flow.variable(base, file.scope_of(node))
+        if variable is None or flow.held(variable) or _is_part(variable, flow):
+            continue
+        if names.match(name):
             fact = f"`{name}` is named and used like a cache"
             yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
         elif attr in library.CACHE_PATHS:
             fact = f"`{name}.{attr}` is a cache's"
             yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
+
+
+def _taken_apart(loop: ast.AST, iterable: ast.expr, file: File) -> ast.expr | None:
+    """What a loop goes over, if it is named like a cache, and what it gives is taken for a pair."""
+    each = loop.target if isinstance(loop, ast.For | ast.comprehension) else None
+    match iterable, each:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]), ast.Tuple(elts=[_, counted]):
+            iterable, each = inner, counted
+    if not library.CACHE_NAMES.match(_last_name(iterable)):
+        return None
+    return iterable if unpacks_pair(each, loop, file) else None
+
+
+def _last_name(expr: ast.expr) -> str:
+    return expr.attr if isinstance(expr, ast.Attribute) else expr.id if isinstance(expr, ast.Name) else ""
+
+
+def _is_part(variable: Variable, flow: Flow) -> bool:
+    """Whether it is one of many, what a cache has for a layer, or what a cache of the repository keeps in itself."""
+    kind, owner, _ = variable
+    if kind == "attribute" and owner in flow.own_caches:
+        return True
+    return any(source.mode.startswith("iterate") for source in flow.sources.get(variable, ()))
+
+
+def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
+    """Names that are indexed with strings, or whose elements have what only the repository's own caches have."""
+    found = set()
+    for node in file.of(ast.Subscript, ast.Attribute):
+        match node:
+            case ast.Subscript(value=base, slice=ast.Constant(value=str()) | ast.JoinedStr()):
+                pass
+            case ast.Subscript(value=base, slice=key) if _last_name(key).endswith("name"):
+                pass
+            case ast.Attribute(value=ast.Subscript(value=base), attr=attr) if attr in own_members:
+                base = base.value if isinstance(base, ast.Subscript) else base
+            case ast.Attribute(value=base, attr="items") if isinstance(file.parent(node), ast.Call):
+                pass
+            case _:
+                continue
+        found.add(_last_name(base))
+    return found
 
 
 def _named_models(file: File, flow: Flow) -> Iterator[Seed]:

@@ -112,6 +112,9 @@ def attribute(flow: Flow, value: Value, attr: str) -> list[Value]:
             return _model_attribute(value, attr)
         case Kind.LAYER if attr in library.ATTENTION_NAMES:
             return [replace(value, kind=Kind.ATTENTION)]
+        case Kind.LAYER if attr == "output":
+            # What a tracer such as nnsight gives for it.
+            return [replace(value, kind=Kind.LAYER_OUTPUT)]
         case Kind.COMPILED if attr == "_orig_mod":
             return [replace(value, kind=Kind.MODEL)]
         case Kind.EMBEDDING if attr == "weight":
@@ -164,7 +167,8 @@ def _own_attribute(flow: Flow, value: Value, attr: str) -> list[Value]:
             return flow.read(("return", method, None))
         bound = value.kind is Kind.OWN or "classmethod" in method.decorators
         kind = Kind.METHOD if bound and method.takes_self else Kind.FUNCTION
-        return [flow.defined(kind, method, method.node, method.scope.file)]
+        methods = [method, *flow.overrides(owner, attr)] if method.is_abstract else [method]
+        return [flow.defined(kind, item, item.node, item.scope.file) for item in methods]
     found = flow.read(("attribute", owner, attr))
     for base in flow.bases(owner):
         if isinstance(base, Class):
@@ -186,8 +190,12 @@ def _subscript(flow: Flow, base: ast.expr, key: ast.expr, scope: Scope, node: as
             Kind.LAYERS: Kind.LAYER, Kind.HIDDEN_STATES: Kind.TENSOR, Kind.CACHE_LAYERS: Kind.CACHE_LAYER,
             Kind.ATTENTIONS: Kind.TENSOR,
         }.get(value.kind)  # fmt: skip
+        if value.kind is Kind.HIDDEN_STATES and _cuts_last(key):
+            continue
         if element is not None:
             found.append(value if isinstance(key, ast.Slice) else replace(value, kind=element))
+        elif value.kind is Kind.OUTPUT and isinstance(key, ast.Constant) and isinstance(key.value, str):
+            found += attribute(flow, value, key.value)
         elif value.kind is Kind.TREE_MASK and all(isinstance(item, ast.Slice) for item in keys):
             found.append(value)
     return found
@@ -211,6 +219,30 @@ def item(flow: Flow, expr: ast.expr, i: int, scope: Scope) -> list[Value]:
         case ast.IfExp(body=left, orelse=right):
             return item(flow, left, i, scope) + item(flow, right, i, scope)
     return _elements(evaluate(flow, expr, scope))
+
+
+def _cuts_last(key: ast.expr) -> bool:
+    """`[:-1]`: without the last entry, which alone is taken after the final norm, they are like any list."""
+    match key:
+        case ast.Slice(upper=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1))):
+            return True
+    return False
+
+
+def unpacks_pair(each: ast.expr | None, loop: ast.AST, file: File) -> bool:
+    """Whether a loop takes each thing for a pair: `for k, v in …`, `k, v = each`, `each[0]`."""
+    if isinstance(each, ast.Tuple):
+        return True
+    body = loop if isinstance(loop, ast.For) else file.parent(loop)
+    if not isinstance(each, ast.Name) or body is None:
+        return False
+    for part in ast.walk(body):
+        match part:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=0 | 1)) if name == each.id:
+                return True
+            case ast.Assign(targets=[ast.Tuple(elts=[_, _])], value=ast.Name(id=name)) if name == each.id:
+                return True
+    return False
 
 
 def iterate(flow: Flow, expr: ast.expr, scope: Scope) -> list[Value]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict, deque
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ddaudit.auditor.facts import library
@@ -49,6 +50,8 @@ class Flow:
         """Functions that replace a method of Transformers, and whose."""
         self.failed: dict[str, str] = {}
         """Files about which nothing more can be said, and why."""
+        self.copies: set[Function] = set()
+        """Functions that take the place of a method which one family's class has itself."""
         self._rivals: dict[tuple[str, Scope, str], bool] = {}
         self.kinds: set[Kind] = set()
         """Kinds that any variable holds."""
@@ -59,10 +62,15 @@ class Flow:
         self.modules = Modules(files)
         self._mixed: dict[str, list[Class]] = defaultdict(list)
         """Classes with several bases, by the last name of each."""
+        self._subclasses: dict[str, list[Class]] = defaultdict(list)
+        """Classes by the last name of each of their bases."""
         for file in files.values():
             for owner in file.classes:
-                for base in owner.node.bases if len(owner.node.bases) > 1 else ():
-                    self._mixed[base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")].append(owner)
+                for base in owner.node.bases:
+                    name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+                    self._subclasses[name].append(owner)
+                    if len(owner.node.bases) > 1:
+                        self._mixed[name].append(owner)
         for file in files.values():
             for step in file.sources:
                 variable, source = step
@@ -115,6 +123,25 @@ class Flow:
         """Whether the repository gives the attribute to an object of another's class."""
         return attr in self._attributes_set
 
+    @cached_property
+    def own_cache_members(self) -> frozenset[str]:
+        """Attributes and methods of the repository's classes that are called caches."""
+        methods = {name for owner in self.own_caches for name in owner.methods}
+        return self.own_cache_attributes | methods
+
+    @cached_property
+    def own_cache_attributes(self) -> frozenset[str]:
+        """What the repository's classes that are called caches set themselves."""
+        owners = self.own_caches
+        methods = {name for owner in owners for name in owner.methods}
+        fields = {str(key[2]) for key in self.sources if key[0] == "attribute" and key[1] in owners}
+        return frozenset(fields - methods)
+
+    @cached_property
+    def own_caches(self) -> set[Class]:
+        """The repository's classes that are called caches."""
+        return {owner for file in self.files.values() for owner in file.classes if "cache" in owner.node.name.lower()}
+
     def solve(self) -> None:
         while self._queue:
             step = self._queue.popleft()
@@ -151,6 +178,10 @@ class Flow:
         """Whether instances are neural network modules that the repository itself defines."""
         return any(isinstance(base, str) and library.MODULE_BASE.search(base) for base in self.bases(owner))
 
+    def is_of_transformers(self, owner: Class) -> bool:
+        """Whether the class stands on one of Transformers', whose parts a release can move and rename."""
+        return any(isinstance(base, str) and base.startswith("transformers.") for base in self.bases(owner))
+
     def is_model_part(self, owner: Class) -> bool:
         """A neural network module of the repository, or a subclass of a stock model, which has one family's config."""
         bases = (base for base in self.bases(owner) if isinstance(base, str))
@@ -171,14 +202,27 @@ class Flow:
                 return candidate.methods[name]
         return None
 
+    def overrides(self, owner: Class, name: str) -> Iterator[Function]:
+        """Methods of this name in direct subclasses, which an abstract one stands for."""
+        for subclass in self._subclasses[owner.node.name][:MAX_MIXED]:
+            if name in subclass.methods and owner in self.bases(subclass):
+                yield subclass.methods[name]
+
     def is_family_model(self, owner: Class) -> bool:
-        """A causal language model of the repository, by its own name or that of a base."""
+        """A causal language model of the repository, by its own name or that of a base.
+
+        A plain module that is given a model only wraps it.
+        """
         bases = tuple(self.bases(owner))
         names = [base.node.name if isinstance(base, Class) else base for base in (owner, *bases)]
-        return any(
-            isinstance(base, str) and (library.MODULE_BASE.search(base) or library.is_stock_class(base))
-            for base in bases
-        ) and any(library.is_language_model(name) for name in names)
+        if library.DRAFTER.search(owner.node.name) or not any(library.is_language_model(name) for name in names):
+            return False
+        libraries = [base for base in bases if isinstance(base, str)]
+        if any(library.is_stock_class(base) or base.endswith("PreTrainedModel") for base in libraries):
+            return True
+        init = self.method(owner, "__init__")
+        wraps = init is not None and any(library.MODEL_NAMES.match(name) for name in init.positional)
+        return not wraps and any(library.MODULE_BASE.search(base) for base in libraries)
 
     def _mixed_into(self, owner: Class) -> Class | None:
         """The causal language model of the repository that a class which is none is a part of."""
@@ -257,10 +301,21 @@ class Flow:
             case Source(mode="class", target=Class() as owner):
                 return [self.defined(Kind.OWN_CLASS, owner, owner.node, scope.file)]
             case Source(mode="self", target=Function() as function):
-                return self.instance(function)
+                return self.instance(function) + self._own_cache(function)
             case Source(mode="install", expr=ast.expr() as expr, target=ast.Attribute() as target):
                 install(self, target, expr, scope)
         return []
+
+    def _own_cache(self, function: Function) -> list[Value]:
+        """`self` in a subclass of a Transformers cache; what it sets itself is its own."""
+        owner = function.owner
+        assert owner is not None
+        bases = (base for base in self.bases(owner) if isinstance(base, str))
+        base = next((base for base in bases if library.instance_kind(base) is Kind.CACHE), None)
+        if base is None or "classmethod" in function.decorators:
+            return []
+        fact = fact_at(owner.node, owner.outer.file, f"`{owner.node.name}` subclasses `{base}`")
+        return [Value(Kind.CACHE, place(owner.node, owner.outer.file), evidence=(fact,))]
 
     def defined(self, kind: Kind, target: Function | Class, node: ast.AST, file: File) -> Value:
         origin = place(node, file)
@@ -279,7 +334,8 @@ class Flow:
             if not isinstance(base, str):
                 continue
             evidence = (fact_at(owner.node, owner.outer.file, f"`{owner.node.name}` subclasses `{base}`"),)
-            if library.is_stock_class(base) and (kind := library.instance_kind(base)) is not None:
+            is_factory = base.rpartition(".")[2].startswith("Auto")
+            if library.is_stock_class(base) and not is_factory and (kind := library.instance_kind(base)) is not None:
                 found.append(Value(kind, value.origin, evidence=evidence))
             elif library.ATTENTION_CLASS.match(base):
                 found.append(Value(Kind.ATTENTION, base, evidence=evidence))

@@ -28,6 +28,8 @@ BARE_FIELDS = frozenset(
 LEAVES = frozenset(
     {ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue, ast.MatchSingleton}
 )
+# Methods of a module that give it a member by name.
+REGISTERS = frozenset({"register_buffer", "register_parameter", "register_module", "add_module"})
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 
 
@@ -165,6 +167,8 @@ class _Collector:
         match node:
             case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
                 self.file.attributes_set.add(name)
+            case ast.Call(func=ast.Attribute(attr=attr), args=[ast.Constant(value=str(name)), *_]) if attr in REGISTERS:
+                self.file.attributes_set.add(name)
         self._add(("call", node, None), Source("call", scope, node))
 
     def _assignment(self, node: ast.Assign, scope: Scope) -> None:
@@ -244,7 +248,10 @@ class _Collector:
                     self._add(("install", target, None), Source("install", source.scope, source.expr, target=target))
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 for i, element in enumerate(elements):
-                    if isinstance(element, ast.Starred):
+                    inner = _zipped(source, i) if isinstance(element, ast.Tuple | ast.List) else None
+                    if inner is not None:
+                        self._assign(element, Source("iterate", source.scope, inner))
+                    elif isinstance(element, ast.Starred):
                         self._assign(element.value, Source("other", source.scope))
                     elif source.mode in ("value", "iterate"):
                         mode = "item" if source.mode == "value" else "iterate-item"
@@ -262,6 +269,16 @@ class _Collector:
 
     def _add(self, variable: Variable, source: Source) -> None:
         self.file.sources.append((variable, source))
+
+
+def _zipped(source: Source, i: int) -> ast.expr | None:
+    """What the element `i` of each turn goes over, in `for n, (a, b) in enumerate(…)` and `for (a, b), c in zip(…)`."""
+    match source:
+        case Source(mode="iterate", expr=ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_])):
+            return inner if i == 1 else None
+        case Source(mode="iterate", expr=ast.Call(func=ast.Name(id="zip"), args=inners)) if i < len(inners):
+            return inners[i]
+    return None
 
 
 def _class_of(base: ast.expr, scope: Scope) -> Class | None:

@@ -8,7 +8,7 @@ import re
 from ddaudit.auditor.facts.values import Kind
 
 # Frameworks whose models share names with Transformers' and are none of them.
-LOOKALIKES = frozenset({"mlx", "mlx_lm", "mlx_vlm", "jax", "flax", "tinygrad", "tensorflow", "keras"})
+LOOKALIKES = frozenset({"mlx", "mlx_lm", "mlx_vlm", "jax", "flax", "tinygrad", "tensorflow", "keras", "vllm", "sglang"})
 
 MODEL_CLASS = re.compile(
     r"(For(CausalLM|ConditionalGeneration|ImageTextToText|Vision2Seq|Seq2SeqLM|MultimodalLM|PreTraining)"
@@ -23,9 +23,15 @@ INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"DecoderLayer$"), Kind.LAYER),
     (re.compile(r"Model$"), Kind.BACKBONE),
 )
+# Loaded from a checkpoint it is the target's; as an annotation it can be a drafter's own.
+FAMILY_CONFIG = re.compile(r"^transformers\.(\w+\.)*[A-Z]\w*Config$")
 MAKERS = frozenset({"from_pretrained", "from_config", "_from_config"})
 
-MODULE_BASE = re.compile(r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*PreTrainedModel$)|(\.Module$)")
+DRAFTER = re.compile(r"draft|eagle|assistant", re.IGNORECASE)
+MODULE_BASE = re.compile(
+    r"(^torch\.nn\.(modules\.\w+\.)?\w+$)|(^transformers\..*(PreTrainedModel|Layer|Attention|MLP|Norm|Embedding|Block|Stack)$)"
+    r"|(\.Module$)"
+)
 
 # Methods that return the object they are called on.
 CHAINABLE = frozenset(
@@ -81,9 +87,13 @@ MODEL_NAMES = re.compile(
     r"(model|lm|llm|target|vlm|verifier|base)(_(model|lm|hf))*$",
     re.IGNORECASE,
 )
+# Not the stacks of tensors inside one, nor the cache of a head that the repository itself adds.
 CACHE_NAMES = re.compile(
-    r"^_*(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
+    r"^_*(?!(\w+_)?(k|v|keys?|values?)_caches?$|(adapter|medusa|hydra|eagle|ea)_)"
+    r"(\w+_)?(past|cache|past_key_values?|kv_cache|pkv|layer_past)(_(target|draft|model|cache))*$"
 )
+# Names that one index says enough about.
+PAST_NAMES = re.compile(r"^_*((target|draft|base|model)_)?(past_key_values?|past_kv|layer_past|pkv)(_(target|draft))?$")
 OUTPUT_NAMES = re.compile(r"^(\w+_)?(out|outs|output|outputs)(_\w+)?$")
 CACHE_PATHS = frozenset({"get_seq_length", "key_cache", "value_cache", "to_legacy_cache", "get_usable_length"}) | {
     "seen_tokens", "get_max_cache_shape", "get_max_length", "get_mask_sizes", "is_croppable", "reorder_cache",
@@ -116,6 +126,8 @@ def instance_kind(qualified_name: str) -> Kind | None:
     name = qualified_name.rpartition(".")[2]
     if package == "torch":
         return Kind.TENSOR if name.endswith("Tensor") else None
+    if qualified_name == "nnsight.LanguageModel":
+        return Kind.MODEL
     if package not in ("transformers", "peft") or not rest or not name[:1].isupper():
         return None
     if name in ("AutoModel", "AutoConfig", "AutoTokenizer", "AutoProcessor") or name.startswith("AutoModelFor"):
@@ -129,10 +141,12 @@ def instance_kind(qualified_name: str) -> Kind | None:
 
 
 def is_language_model(name: str) -> bool:
-    """A class name of a model with a head, and not that of an abstract base."""
+    """A class name of a model with a head, and not that of an abstract base, a factory or a drafter."""
     last = name.rpartition(".")[2]
-    other = last.startswith(("Bert", "Peft")) or last.endswith(("PreTrainedModel", "GenerationMixin"))
-    return MODEL_CLASS.search(last) is not None and not other
+    other = last.startswith(("Bert", "Peft", "Auto")) or last.endswith(("PreTrainedModel", "GenerationMixin"))
+    # `LlamaForCausalLM_KIVI` is one as well.
+    stem = re.sub(r"(?<=LM|on|xt)_\w+$", "", last)
+    return MODEL_CLASS.search(stem) is not None and not other and not DRAFTER.search(last)
 
 
 def is_model_class(name: str) -> bool:

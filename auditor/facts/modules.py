@@ -34,7 +34,9 @@ class Modules:
             for prefix in (_dotted(above), ".".join(filter(None, (_dotted(above), "src")))):
                 if (file := self._files.get(".".join(filter(None, (prefix, name))))) is not None:
                     return file
-        return None
+        # A checkout can be a package by its own name, `Project.engine.model`; what is read does not know that name.
+        _, _, rest = name.partition(".")
+        return self._files.get(rest) if rest.count(".") else None
 
     def below(self, package: File, name: str) -> File | None:
         """The file `name` of a package, given by its `__init__.py`."""

@@ -62,7 +62,7 @@ def has_module(module: str) -> bool:
 
 def has_name(module: str, name: str) -> bool:
     """Whether `from module import name` works."""
-    if name.endswith("Fast") or module.endswith("_fast"):
+    if name.endswith("Fast") or module.endswith("_fast") or name.startswith("__"):
         return True
     names = _modules().get(module)
     return names is not None and (name in names or "*" in names or f"{module}.{name}" in _modules())
@@ -81,6 +81,11 @@ def has_member(owner: str, attr: str) -> bool:
         known = attention_classes(owner.rpartition(".")[0])
         return not known or any(has_member(name, attr) for name in known)
     return owner not in members or attr in members[owner] or attr in members["torch.nn.Module"] or attr[:2] == "__"
+
+
+def is_generate_keyword(name: str) -> bool:
+    """Whether `generate` takes this argument on some model: its own, a setting of generation, or one of a forward."""
+    return name in _members()["GenerationMixin.generate"]
 
 
 def parameters(function: str) -> tuple[str, ...] | None:

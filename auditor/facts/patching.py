@@ -22,12 +22,15 @@ def install(flow: Flow, target: ast.Attribute, expr: ast.expr, scope: Scope) -> 
     """`module.forward = function`: the function's `self` is the module."""
     classes = [value.origin for value in evaluate(flow, target.value, scope) if value.kind is Kind.LIBRARY]
     model = next((name for name in classes if name.startswith("transformers.") and library.is_model_class(name)), None)
+    model = model or next((name for name in classes if library.instance_kind(name) is Kind.CACHE), None)
     if target.attr != "forward" and model is None:
         return
     for function in functions(flow, expr, scope):
         if function.owner is None and function.positional and model is not None:
             fact = fact_at(target, scope.file, f"`{target.attr}` of `{model}` is replaced")
             value = Value(library.instance_kind(model) or Kind.MODEL, model, Confidence.LIKELY, (fact,))
+            if target.attr in ("forward", "prepare_inputs_for_generation") or target.attr.startswith("_"):
+                flow.copies.add(function)
             flow.seed(("name", function.scope, function.positional[0]), value)
             continue
         if function.owner is None and function.positional:
@@ -43,6 +46,9 @@ def functions(flow: Flow, expr: ast.expr, scope: Scope) -> Iterator[Function]:
             if {value.origin for value in evaluate(flow, func, scope)} & {"types.MethodType", "functools.partial"}:
                 yield from functions(flow, inner, scope)
                 return
+        case ast.Call(func=ast.Attribute(value=inner, attr="__get__")):
+            yield from functions(flow, inner, scope)
+            return
     for value in evaluate(flow, expr, scope):
         function = flow.definitions.get(value.origin)
         if value.kind in (Kind.FUNCTION, Kind.METHOD) and isinstance(function, Function):

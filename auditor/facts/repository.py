@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.cache_uses import CacheUse, cache_uses, note_moves
 from ddaudit.auditor.facts.compaction import Compaction, find_compactions
-from ddaudit.auditor.facts.evidence import add_evidence
+from ddaudit.auditor.facts.evidence import TEST, add_evidence
 from ddaudit.auditor.facts.exhaustion import EXHAUSTION, said
+from ddaudit.auditor.facts.fixtures import pass_fixtures
 from ddaudit.auditor.facts.flow import Flow
 from ddaudit.auditor.facts.indexing import index
 from ddaudit.auditor.facts.patching import hooked_layer, patched
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Span
     from ddaudit.auditor.sources.source import SourceFile
 
+COPIES = frozenset({"copy", "deepcopy"})
 LEGACY_ATTRIBUTES = frozenset({"key_cache", "value_cache", "to_legacy_cache", "seen_tokens", "_seen_tokens"})
 
 
@@ -45,7 +47,7 @@ class FileFacts:
     file: File
     facts: Facts
     _values: dict[ast.AST, tuple[Value, ...]] = field(default_factory=dict, compare=False, repr=False)
-    _matching: dict[object, dict[ast.AST, bool]] = field(default_factory=dict, compare=False, repr=False)
+    _matching: dict[object, dict[tuple[ast.AST, bool], bool]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def source(self) -> SourceFile:
@@ -156,9 +158,14 @@ class FileFacts:
     def is_stock(self, node: ast.AST) -> bool:
         """Whether nothing says that this is an instance, or a part of an instance, of the repository's own class."""
         own = self.holds(node, Kind.OWN)
+        if own is not None and TEST.search(own.origin) and not TEST.search(self.source.path):
+            # A stand-in that tests give to what others give a model.
+            return self.holds(node, Kind.MODEL, Kind.BACKBONE) is not None
         if own is None and isinstance(node, ast.Attribute) and node.attr in library.INNER_NAMES:
             own = self.holds(node.value, Kind.OWN)
             owner = self.definition(own) if own is not None else None
+            if isinstance(owner, Class) and self.facts.flow.owner_of(owner, node.attr) is not None:
+                return True
             bases = self.facts.flow.bases(owner) if isinstance(owner, Class) else ()
             return own is None or any(isinstance(base, str) and library.is_stock_class(base) for base in bases)
         return own is None
@@ -173,14 +180,46 @@ class FileFacts:
 
     def is_set_by_own_class(self, node: ast.Attribute) -> bool:
         """Whether the class of `self` sets the attribute itself."""
-        if not isinstance(node.value, ast.Name) or self.holds(node.value, Kind.OWN) is None:
-            return False
-        function = self.function(node)
-        return (
-            function is not None
-            and function.self_name == node.value.id
-            and any(value.kind in (Kind.OTHER, Kind.OWN) for value in self.values(node))
+        owner = self._class_of_self(node.value)
+        return owner is not None and (
+            any(value.kind in (Kind.OTHER, Kind.OWN) for value in self.values(node))
+            or self.facts.flow.owner_of(owner, node.attr) is not None
         )
+
+    def defines(self, base: ast.expr, name: str) -> bool:
+        """Whether a class of the repository that `base` may be an instance of has the method itself."""
+        owners = (self.definition(value) for value in self.values(base))
+        return any(isinstance(owner, Class) and self.facts.flow.method(owner, name) is not None for owner in owners)
+
+    def is_built_by_own_class(self, node: ast.expr) -> bool:
+        """Whether this is a part that a module of the repository makes for itself: `self.body = GPT2Model(config)`."""
+        owner = self._class_of_self(node.value) if isinstance(node, ast.Attribute) else None
+        if owner is None or not isinstance(node, ast.Attribute) or not self.facts.flow.is_module_class(owner):
+            return False
+        sources = self.facts.flow.sources.get(("attribute", owner, node.attr), ())
+        makers = [source.expr.func for source in sources if isinstance(source.expr, ast.Call)]
+        return bool(makers) and all(
+            any(library.is_stock_class(value.origin) for value in self.values(maker)) for maker in makers
+        )
+
+    def is_patched_self(self, node: ast.expr) -> bool:
+        """Whether this is `self` in a function that takes the place of a method of one family's class.
+
+        What such a function reads there is what the method that it copies reads.
+        """
+        function = self.function(node)
+        if function is None or function.owner is not None or not isinstance(node, ast.Name) or node.id != "self":
+            return False
+        values = self.values(node)
+        is_copy = function in self.facts.flow.copies and any(_is_family(value.origin) for value in values)
+        return is_copy or any(value.kind is Kind.LAYER for value in values)
+
+    def _class_of_self(self, node: ast.expr) -> Class | None:
+        """The class in one of whose methods `node` is the instance."""
+        function = self.function(node)
+        if function is None or not isinstance(node, ast.Name) or function.self_name != node.id:
+            return None
+        return function.owner if self.holds(node, Kind.OWN) is not None else None
 
     def qualified_names(self, node: ast.AST) -> set[str]:
         """Names of other packages that this expression can mean."""
@@ -265,9 +304,14 @@ class FileFacts:
 
     def is_own_config(self, base: ast.expr) -> bool:
         """Whether this is the config that a module of the repository is given to build itself from."""
+        if isinstance(base, ast.Attribute) and base.attr == "config" and self.is_patched_self(base.value):
+            return True
         owner = next((self.scope(above).owner for above in self.ancestors(base) if self.scope(above).is_class), None)
         if owner is None or not self.facts.flow.is_model_part(owner):
             return False
+        match self.made_from(base):
+            case ast.Call(func=ast.Name(id=made) | ast.Attribute(attr=made), args=[copied]) if made in COPIES:
+                return self.is_own_config(copied)
         match base:
             case ast.Name(id=name):
                 home = self.scope(base).find(name)
@@ -349,32 +393,63 @@ class FileFacts:
             if isinstance(item, ast.stmt):
                 yield self.block(item)
 
-    def is_under(self, node: ast.AST, matches: Callable[[ast.expr], bool]) -> bool:
-        """Whether an `if` around the node has a test that matches. Each test is looked at once."""
+    def is_under(self, node: ast.AST, matches: Callable[[ast.expr, bool], bool]) -> bool:
+        """Whether a test around the node matches, as it came out there. Each test is looked at once a way."""
         known = self._matching.setdefault(matches, {})
+        here = node
         for above in self.ancestors(node):
             if isinstance(above, ast.If | ast.IfExp):
-                if above not in known:
-                    known[above] = matches(above.test)
-                if known[above]:
+                other = above.orelse if isinstance(above.orelse, list) else [above.orelse]
+                way = (above, here not in other)
+                if way not in known:
+                    known[way] = matches(self.made_from(above.test) or above.test, way[1])
+                if known[way]:
                     return True
+            here = above
         return False
 
     def is_legacy_branch(self, node: ast.AST) -> bool:
         """In code that a test for an attribute or class of old releases keeps from running on new ones."""
         return any(item in self._legacy_parts for item in (node, *self.ancestors(node)))
 
+    def _without(self, node: ast.If | ast.IfExp) -> list[ast.AST]:
+        """What runs where the test is false: the other branch, and what follows one that leaves."""
+        if isinstance(node, ast.IfExp):
+            return [node.orelse]
+        found: list[ast.AST] = list(node.orelse)
+        if not node.orelse and isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue):
+            body = getattr(self.parent(node), "body", [])
+            found += body[body.index(node) + 1 :] if node in body else []
+        return found
+
     @cached_property
     def _legacy_parts(self) -> set[ast.AST]:
         """Tests for old releases, and what runs only where they hold."""
         parts: set[ast.AST] = set()
         for node in self.nodes:
-            if isinstance(node, ast.If | ast.IfExp) and _tests_legacy(node.test):
-                negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+            if not isinstance(node, ast.If | ast.IfExp):
+                continue
+            match node.test:
+                case ast.Compare(left=ast.Name() as asked, ops=[op], comparators=[ast.Constant(value=None)]):
+                    negated, is_legacy = isinstance(op, ast.Is), _gets_legacy(self.made_from(asked))
+                case ast.Name() as asked:
+                    negated, is_legacy = False, _gets_legacy(self.made_from(asked))
+                case ast.UnaryOp(op=ast.Not(), operand=operand):
+                    negated, is_legacy = True, _tests_legacy(operand)
+                case test:
+                    negated, is_legacy = False, _tests_legacy(test)
+            if _asks_new(node.test):
+                parts.update(self._without(node))
+            if is_legacy:
                 runs = node.orelse if negated else node.body
                 parts.add(node.test)
                 parts.update(runs if isinstance(runs, list) else [runs])
         return parts
+
+
+def _is_family(name: str) -> bool:
+    """A class of one family, and none that all families have for a base."""
+    return library.is_stock_class(name) and not name.rpartition(".")[2].startswith("Auto")
 
 
 def _stands_alone(text: str) -> bool:
@@ -393,6 +468,24 @@ def _unbinds(binding: ast.AST) -> bool:
     return isinstance(binding, ast.ExceptHandler) or (
         isinstance(binding, ast.Name) and isinstance(binding.ctx, ast.Del)
     )
+
+
+def _asks_new(test: ast.expr) -> bool:
+    """`hasattr(cache, "layers")`, which only a cache of an old release, or a tuple, has not."""
+    match test:
+        case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value="layers" | "crop")]):
+            return True
+        case ast.BoolOp(op=ast.And(), values=[first, *_]):
+            return _asks_new(first)
+    return False
+
+
+def _gets_legacy(made: ast.expr | None) -> bool:
+    """`getattr(cache, "key_cache", None)`, which is None on new releases."""
+    match made:
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), ast.Constant(value=None)]):
+            return name in LEGACY_ATTRIBUTES
+    return False
 
 
 def _tests_legacy(test: ast.expr) -> bool:
@@ -416,6 +509,7 @@ def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]], failed: dict[str, 
         except EXHAUSTION as error:
             failed[path] = said(error)
     flow = Flow(files)
+    pass_fixtures(flow)
     add_evidence(flow)
     uses = cache_uses(flow)
     views = [FileFacts(file, Facts(flow, uses)) for file in files.values()]

@@ -20,6 +20,8 @@ ScopeNode: TypeAlias = (
     | ast.DictComp | ast.GeneratorExp
 )  # fmt: skip
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Methods of a module that give it a member by name.
+REGISTERS = frozenset({"register_buffer", "register_parameter", "register_module", "add_module"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -81,6 +83,15 @@ class Function:
     @property
     def takes_self(self) -> bool:
         return self.owner is not None and "staticmethod" not in self.decorators
+
+    @property
+    def is_abstract(self) -> bool:
+        """Nothing but a docstring, `pass`, `...` or `raise`: what it does stands in subclasses."""
+        body = [] if isinstance(self.node, ast.Lambda) else self.node.body
+        texts = (item.value for item in body if isinstance(item, ast.Expr))
+        return all(isinstance(item, ast.Pass | ast.Raise | ast.Expr) for item in body) and all(
+            isinstance(text, ast.Constant) for text in texts
+        )
 
     @property
     def self_name(self) -> str:

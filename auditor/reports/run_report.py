@@ -10,15 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.record import VERDICTS
+from ddaudit.auditor.reports.profile_report import format_profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddaudit.auditor.record import EntryRecord, Noise, PromptVerdict, RunRecord, SampleTest, StateCheck
+    from ddaudit.auditor.record import (
+        EntryRecord,
+        Noise,
+        PromptVerdict,
+        RunRecord,
+        SampleTest,
+        SettledTies,
+        StateCheck,
+    )
 
 _WIDTH = 100
 _FEW_ACCEPTED = 1.1
-_COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "accepted", "rounds", "peak GiB", "verdict")
+_COLUMNS = ("entry", "tokens", "tokens/s", "speed-up", "x replay", "accepted", "rounds", "peak GiB", "verdict")
 
 
 def format_run(record: RunRecord) -> str:
@@ -26,7 +35,7 @@ def format_run(record: RunRecord) -> str:
     lines = [
         f"fork      {record.fork}",
         f"model     {record.model}" + (f", {record.dtype} on {record.device}" if record.dtype else ""),
-        *([f"drafter   {record.drafter}", f"prompts   {_describe_prompts(record)}"] if record.prompt_lengths else []),
+        *(_describe_inputs(record) if record.prompt_lengths else []),
         f"versions  ddaudit {record.ddaudit_version}, torch {record.torch_version}, "
         f"transformers {record.transformers_version}",
     ]
@@ -34,9 +43,13 @@ def format_run(record: RunRecord) -> str:
         lines.append(f"noise     {_describe_noise(record.noise)}")
     if record.state_check:
         lines.append(f"state     {_describe_state(record.state_check)}")
-    lines += ["", *_table(_rows(record))]
-    for entry in record.entries:
-        lines += _details(entry)
+    if record.execution == "replayed" or record.replay_warnings or record.device not in ("", "cpu"):
+        lines.append(f"forwards  {_describe_execution(record)}")
+        lines += textwrap.wrap("; ".join(record.replay_warnings), _WIDTH, initial_indent=" " * 10,
+                               subsequent_indent=" " * 10)  # fmt: skip
+    lines += ["", *_table(_rows(record)), *_fastest(record), *format_profile(record)]
+    for entry in [record.plain_replayed, *record.entries] if record.plain_replayed else record.entries:
+        lines += _details(entry, record.nominal_acceptance)
     return "\n".join([*lines, "", _conclusion(record)]) + "\n"
 
 
@@ -67,6 +80,11 @@ def _conclusion(record: RunRecord) -> str:
     elif record.entries and counts["distribution-preserving"] == len(record.entries):
         return "verdict: distribution-preserving. Every entry samples as the target alone would."
     return f"verdict: {', '.join(parts) or 'nothing was run'}."
+
+
+def _describe_inputs(record: RunRecord) -> list[str]:
+    drafter = textwrap.wrap(f"drafter   {record.drafter}", 120, subsequent_indent=" " * 10)
+    return [*drafter, f"prompts   {_describe_prompts(record)}"]
 
 
 def _describe_prompts(record: RunRecord) -> str:
@@ -106,23 +124,30 @@ def _describe_state(check: StateCheck) -> str:
     )
 
 
+def _describe_execution(record: RunRecord) -> str:
+    graphs = f"{record.num_graphs} graph" + ("s" if record.num_graphs != 1 else "")
+    text = f"replayed, {graphs} captured" if record.execution == "replayed" else "eager"
+    return text + ("; some run eagerly:" if record.replay_warnings else "")
+
+
 def _rows(record: RunRecord) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    plain_speed = record.plain.tokens_per_s if record.plain else 0.0
-    if record.plain:
-        plain = record.plain
-        speed, peak = f"{plain.tokens_per_s:.1f}", _gib(plain.peak_memory_bytes)
-        rows.append(("plain decoding", f"{plain.tokens}", speed, "1.00", "1.00", "", peak, "reference"))
-    for entry in record.entries:
+    plain, replayed = record.plain, record.plain_replayed
+    bases = [plain.tokens_per_s if plain else 0.0, replayed.tokens_per_s if replayed else 0.0]
+    if plain:
+        speeds = _speeds(plain.tokens_per_s, bases)
+        rows.append(
+            ("plain decoding", f"{plain.tokens}", *speeds, "1.00", "", _gib(plain.peak_memory_bytes), "reference")
+        )
+    for entry in [replayed, *record.entries] if replayed else record.entries:
         if entry.verdict == "error":
-            rows.append((entry.name, "", "", "", "", "", "", "error"))
+            rows.append((entry.name, *[""] * 7, "error"))
             continue
         rows.append(
             (
                 entry.name,
                 f"{entry.tokens}",
-                f"{entry.tokens_per_s:.1f}",
-                f"{entry.tokens_per_s / plain_speed:.2f}" if plain_speed else "",
+                *_speeds(entry.tokens_per_s, bases),
                 "" if entry.acceptance_length_mean is None else f"{entry.acceptance_length_mean:.2f}",
                 "" if entry.rounds is None else f"{entry.rounds}",
                 _gib(entry.peak_memory_bytes),
@@ -132,10 +157,33 @@ def _rows(record: RunRecord) -> list[tuple[str, ...]]:
     return rows
 
 
+def _speeds(tokens_per_s: float, bases: Sequence[float]) -> list[str]:
+    return [f"{tokens_per_s:.1f}", *(f"{tokens_per_s / base:.2f}" if base else "" for base in bases)]
+
+
+def _fastest(record: RunRecord) -> list[str]:
+    """Against the baseline that is hard to beat, whichever way it comes out."""
+    base = record.plain_replayed
+    ran = [entry for entry in record.entries if entry.verdict != "error"]
+    if not base or not base.tokens_per_s or not ran:
+        return []
+    best = max(ran, key=lambda entry: entry.tokens_per_s)
+    ratio = best.tokens_per_s / base.tokens_per_s
+    if ratio <= 1:
+        text = f"no entry is faster than {base.name}; {best.name} comes nearest, at {ratio:.2f} of its speed"
+    else:
+        text = f"fastest: {best.name}, {ratio:.2f} times {base.name}"
+    return ["", *textwrap.wrap(text, _WIDTH)]
+
+
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows below each other; a name that is too long for that stands on a line of its own, above its figures."""
-    table = [_COLUMNS, *rows]
-    figures = [max(len(row[i]) for row in table) for i in range(1, len(_COLUMNS))]
+    """Rows below each other; a name that is too long for that stands on a line of its own, above its figures.
+
+    A column without a figure is left out.
+    """
+    used = [i for i in range(len(_COLUMNS)) if i == 0 or any(row[i] for row in rows)]
+    table = [[row[i] for i in used] for row in (_COLUMNS, *rows)]
+    figures = [max(len(row[i]) for row in table) for i in range(1, len(used))]
     room = _WIDTH - sum(figures) - 2 * len(figures)
     first = max(len(row[0]) for row in table if len(row[0]) <= room)
     lines = []
@@ -149,12 +197,16 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return lines
 
 
-def _details(entry: EntryRecord) -> list[str]:
+def _details(entry: EntryRecord, nominal_acceptance: float | None) -> list[str]:
     lines = []
-    if entry.stage_s:
+    if entry.stage_s and entry.stage_source == "entry":
         stages = ", ".join(f"{name} {seconds:.3g}" for name, seconds in entry.stage_s.items())
-        clock = "its own clock" if entry.stage_source == "entry" else "measured"
-        lines += textwrap.wrap(f"  seconds ({clock}): {stages}", _WIDTH, subsequent_indent="    ")
+        lines += textwrap.wrap(f"  seconds (its own clock): {stages}", _WIDTH, subsequent_indent="    ")
+    if entry.measured_s and entry.rounds:
+        lines.append(f"  a round (measured): {_describe_stages(entry.measured_s, entry.rounds)}")
+    if entry.settled:
+        text = f"  timed with near-ties settled: {_describe_settled(entry, entry.settled, nominal_acceptance)}"
+        lines += textwrap.wrap(text, _WIDTH, subsequent_indent="    ")
     if entry.error:
         lines.append(f"  error: {entry.error}")
         if entry.remedy:
@@ -168,6 +220,22 @@ def _details(entry: EntryRecord) -> list[str]:
     notable = [v for v in entry.prompts if v.verdict != "identical" or v.reason != "every token equal"]
     lines += [line for verdict in notable for line in _describe_verdict(verdict)]
     return ["", entry.name, *lines] if lines else []
+
+
+def _describe_stages(seconds: dict[str, float], rounds: int) -> str:
+    total = sum(seconds.values())
+    parts = [f"{name} {1000 * value / rounds:.3g}" for name, value in seconds.items() if value]
+    return f"{' + '.join(parts)} = {1000 * total / rounds:.3g} ms, {rounds} rounds, {total:.3g} s"
+
+
+def _describe_settled(entry: EntryRecord, settled: SettledTies, nominal: float | None) -> str:
+    text = (
+        f"the token that plain decoding chose is given {settled.bias:.2g} logits more, which noise explains; "
+        f"{settled.num_equal} of {settled.num_prompts} texts are plain decoding's then"
+    )
+    if settled.acceptance_length_mean and entry.acceptance_length_mean:
+        text += f", and {entry.acceptance_length_mean:.2f} tokens a round, {settled.acceptance_length_mean:.2f} before"
+    return text + (f"; a chain at the chances asked for has {nominal:.2f} on average" if nominal else "")
 
 
 def _describe_sampling(test: SampleTest) -> str:

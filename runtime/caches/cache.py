@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from ddaudit.runtime.caches import takeover
 from ddaudit.runtime.caches.attention import keep_attention_window
+from ddaudit.runtime.caches.commits import commits
 from ddaudit.runtime.caches.history import History, Tokens
 from ddaudit.runtime.caches.window import Window, visible_in
 from ddaudit.runtime.models.architecture import decoder, text_config, unwrap
@@ -107,11 +108,7 @@ class VerifiableCache(DynamicCache):
         ids = kwargs.get("input_ids")
         fed = ids if ids is not None else kwargs["inputs_embeds"]
         start, length = self.get_seq_length(), fed.shape[1]
-        if self.max_length is not None and start + length > self.max_length:
-            raise ValueError(
-                f"this forward would fill the cache to {start + length} tokens, but it was made for "
-                f"max_length={self.max_length}"
-            )
+        self._check_room(start + length)
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         self._tree_mask = mask if isinstance(mask, torch.Tensor) and mask.dim() == 4 else None
         if self._tree_mask is not None:
@@ -132,6 +129,13 @@ class VerifiableCache(DynamicCache):
         self._feeding = None if ids is None or self._holds_images else Tokens(ids, positions)
         for recurrent in self.recurrent.values():
             recurrent.open(window)
+
+    def _check_room(self, length: int) -> None:
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"this forward would fill the cache to {length} tokens, but it was made for "
+                f"max_length={self.max_length}"
+            )
 
     def _may_number(self, module: nn.Module) -> bool:
         # Stock code numbers a tree's nodes one after the other, and Bamba's (5.24) counts a continuation from zero.
@@ -233,6 +237,7 @@ class VerifiableCache(DynamicCache):
             self._close_layers(held - length, [])
             self.window = None
 
+    @commits
     def crop(self, tokens_to_remove: int) -> None:
         """Transformers' own call, for code not yet ported: a count to remove if at most 0, else a length to keep."""
         self.truncate(tokens_to_remove if tokens_to_remove > 0 else self.get_seq_length() + tokens_to_remove)
@@ -298,22 +303,7 @@ def _layer_type(model: nn.Module, index: int) -> str:
     return types[index] if types else "attention"
 
 
-def make_cache(model: nn.Module, max_length: int | None = None) -> VerifiableCache:
-    """A cache for `model`, whatever its architecture, that can verify a block or a tree of tokens and go back.
-
-    Prepares the model once (forward hooks; recurrent mixers run the stock code with tree-aware kernels). Forwards
-    without such a cache stay as they were.
-
-    Args:
-        model: any Transformers decoder, wrapped or not.
-        max_length: most tokens the cache may hold; a forward beyond it raises.
-
-    Raises:
-        NotImplementedError: for a layer kind without an exact method, naming the layer.
-    """
-    return VerifiableCache(model, max_length)
-
-
+@commits
 def crop_cache(cache: Cache, length: int) -> None:
     """Keep the first `length` tokens of a cache, exactly, on every layer kind and Transformers release.
 
@@ -334,6 +324,7 @@ def crop_cache(cache: Cache, length: int) -> None:
         cache.crop(length - held)
 
 
+@commits
 def keep_in_cache(cache: Cache, past_length: int, indices: Sequence[int] | torch.Tensor) -> None:
     """After a tree round, keep the accepted nodes of the last window, exactly, on every layer kind.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers.cache_utils import LinearAttentionLayer
 
     from ddaudit.runtime.caches.recurrent import MixerCall
+    from ddaudit.runtime.caches.window import Window
 
 _DELTA_RULE = re.compile(r"(chunk|recurrent)_gated_delta_rule$")
 _CONVOLUTION = re.compile(r"causal_conv1d_(fn|update)$")
@@ -96,6 +97,11 @@ class GatedDeltaWindow(RecurrentWindow):
         super().close(path)
         self._inputs, self._factors = {}, None
 
+    def adopt(self, window: Window, inputs: dict[int, torch.Tensor], factors: gated_delta.WindowFactors) -> None:
+        """Take over a window that was verified elsewhere: its convolution inputs `[B, C, T]` and its factors."""
+        self.open(window)
+        self._inputs, self._factors = inputs, factors
+
     # -- the cache of the mixer's stock forward: 5.24 asks the cache, 5.17 asks its layer -----------------------
 
     @property
@@ -152,8 +158,13 @@ class GatedDeltaWindow(RecurrentWindow):
             layer.conv_kernel_size[number] = kernel_size
             layer.dtype, layer.device = hidden_states.dtype, hidden_states.device
         taps = self.window.taps(kernel_size, hidden_states.device)
-        function = None if activation is None else ACT2FN[activation]
-        return gated_delta.convolve(hidden_states, layer.conv_states[number], taps, weight, bias, function)
+        return gated_delta.convolve(
+            hidden_states, layer.conv_states[number], taps, weight, bias, self.function(activation)
+        )
+
+    @staticmethod
+    def function(activation: str | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return None if activation is None else ACT2FN[activation]
 
     def delta_rule(
         self,

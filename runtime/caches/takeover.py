@@ -133,11 +133,11 @@ def _detour(mixer: nn.Module) -> Callable[..., Any]:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         named = _by_name(stock, args, kwargs)
-        cache = _ours(named)
-        if cache is None:
+        # A cache of ours, or the window of a forward that is being captured.
+        name = next((name for name in _CACHE_ARGUMENTS if hasattr(named.get(name), "recurrent")), None)
+        if name is None:
             return stock(*args, **kwargs)
-        name = next(name for name in _CACHE_ARGUMENTS if named.get(name) is cache)
-        del named[name]
+        cache = named.pop(name)
         # Padding was refused when the window was opened, and a tree's mask is not for this layer.
         if "attention_mask" in named:
             named["attention_mask"] = None

@@ -57,33 +57,7 @@ class Window:
             ValueError: where the mask is no tree over the window: rows differ over batch or heads, committed
                 tokens are hidden, a node sees a later one, or what it sees is not its parent's view and itself.
         """
-        if mask.shape[-2:] != (length, start + length):
-            raise ValueError(
-                f"the 4-D attention mask is {tuple(mask.shape)}, but this forward appends {length} tokens to "
-                f"{start} cached ones: its last two sizes must be ({length}, {start + length})"
-            )
-        visible = visible_in(mask).flatten(0, 1)
-        if len(visible) > 1 and not bool((visible == visible[:1]).all()):
-            raise ValueError("the 4-D attention mask differs between rows of the batch or heads: one tree is needed")
-        sees_past = visible[0, :, :start].all(dim=-1, keepdim=True)
-        # One copy to the host for the whole window, whatever the context's length.
-        read = torch.cat([visible[0, :, start:], sees_past], dim=-1).cpu()
-        if not bool(read[:, -1].all()):
-            raise ValueError(
-                "the 4-D attention mask hides committed tokens, which a recurrent layer cannot: "
-                "its state already holds them"
-            )
-        tree = read[:, :-1]
-        earlier = torch.tril(tree, diagonal=-1)
-        # The parent is the latest node seen; position 0 stands for the root.
-        parents = (earlier * torch.arange(1, length + 1)).amax(dim=-1) - 1
-        with_root = torch.cat([torch.zeros(1, length, dtype=torch.bool), tree])
-        if not torch.equal(tree, with_root[parents + 1] | torch.eye(length, dtype=torch.bool)):
-            raise ValueError(
-                "the 4-D attention mask is not a tree in which parents come first: every node must see itself "
-                "and exactly what its parent sees"
-            )
-        return cls(start, length, tuple(parents.tolist()))
+        return WindowReading.begin(mask, start, length).window()
 
     @property
     def end(self) -> int:
@@ -177,3 +151,69 @@ class Window:
                     f"{self._known_parents[node]}, not {before} ({ROOT} stands for the committed tokens)"
                 )
             before = node
+
+
+@dataclass(frozen=True)
+class WindowReading:
+    """A 4-D attention mask on its way to the host, so that whoever reads it there need not wait for it here."""
+
+    start: int
+    length: int
+    tree: torch.Tensor
+    """`[length, length]` boolean, on the mask's device: what each node sees of the window."""
+    _read: torch.Tensor
+    """`[length, length + 2]` boolean, on the host: the tree, whether all rows of the mask are alike, and whether the
+    node sees all that is committed."""
+    _arrived: torch.cuda.Event | None
+
+    @classmethod
+    def begin(cls, mask: torch.Tensor, start: int, length: int) -> WindowReading:
+        """Start reading a mask, as `Window.from_mask` takes it.
+
+        Raises:
+            ValueError: where its last two sizes do not fit.
+        """
+        if mask.shape[-2:] != (length, start + length):
+            raise ValueError(
+                f"the 4-D attention mask is {tuple(mask.shape)}, but this forward appends {length} tokens to "
+                f"{start} cached ones: its last two sizes must be ({length}, {start + length})"
+            )
+        visible = visible_in(mask).flatten(0, 1)
+        first = visible[0]
+        is_alike = (visible == first).all(dim=0).all(dim=-1, keepdim=True)
+        read = torch.cat([first[:, start:], is_alike, first[:, :start].all(dim=-1, keepdim=True)], dim=-1)
+        if not read.is_cuda:
+            return cls(start, length, first[:, start:], read.cpu(), None)
+        on_host = torch.empty(read.shape, dtype=read.dtype, pin_memory=True)
+        on_host.copy_(read, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return cls(start, length, first[:, start:], on_host, arrived)
+
+    def window(self) -> Window:
+        """The window, once the mask is there.
+
+        Raises:
+            ValueError: where the mask is no tree, as `Window.from_mask`.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        tree, is_alike, sees_past = self._read[:, :-2], self._read[:, -2], self._read[:, -1]
+        if not bool(is_alike.all()):
+            raise ValueError("the 4-D attention mask differs between rows of the batch or heads: one tree is needed")
+        if not bool(sees_past.all()):
+            raise ValueError(
+                "the 4-D attention mask hides committed tokens, which a recurrent layer cannot: "
+                "its state already holds them"
+            )
+        length = self.length
+        earlier = torch.tril(tree, diagonal=-1)
+        # The parent is the latest node seen; position 0 stands for the root.
+        parents = (earlier * torch.arange(1, length + 1)).amax(dim=-1) - 1
+        with_root = torch.cat([torch.zeros(1, length, dtype=torch.bool), tree])
+        if not torch.equal(tree, with_root[parents + 1] | torch.eye(length, dtype=torch.bool)):
+            raise ValueError(
+                "the 4-D attention mask is not a tree in which parents come first: every node must see itself "
+                "and exactly what its parent sees"
+            )
+        return Window(self.start, length, tuple(parents.tolist()))

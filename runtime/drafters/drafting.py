@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from ddaudit.runtime.drafters.scripted import ScriptedDrafter, parse_scripted
+from ddaudit.runtime.drafters.scripted import AccompaniedDrafter, ScriptedDrafter, companion_of, parse_scripted
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.models.architecture import text_config
 from ddaudit.runtime.models.hub import not_cached, why_offline
 from ddaudit.runtime.models.initializing import build_random, require_memory
 from ddaudit.runtime.models.loading import Target, checkpoint_bytes, looks_like_hub_id, read_config, require_weights
 from ddaudit.runtime.models.profile import load_profile
+from ddaudit.runtime.replay.drafter import replay_drafter
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ class DraftPlan:
 
 def plan_drafts(spec: str, target: Target, block_size: int | None) -> DraftPlan:
     """The drafter's configuration: of the folder or profile named, of the target's own profile, or derived."""
+    spec = companion_of(spec) or spec
     if _is_by_name(spec):
         config = _named_config(spec)
     elif target.drafter_profile:
@@ -59,9 +61,13 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
     device, dtype = target.model.device, target.model.dtype
     if spec.startswith("scripted:"):
         p, q = parse_scripted(spec)
-        scripted = _scripted_class(own_class)
+        beside = companion_of(spec)
+        scripted = _scripted_class(own_class, AccompaniedDrafter if beside else ScriptedDrafter)
         config = _make_config(own_class, plan)
-        return scripted(target.model, config, plan, p, q, seed, _returns_logits(own_class))
+        drafter = scripted(target.model, config, plan, p, q, seed, _returns_logits(own_class))
+        if beside:
+            drafter.companion = make_drafter(beside, plan, own_class, target, seed)
+        return drafter
     is_folder = Path(spec).is_dir()
     is_trained = is_folder or (_is_by_name(spec) and looks_like_hub_id(spec))
     is_local = is_folder or (is_trained and bool(why_offline(spec)))
@@ -71,7 +77,8 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
                 f"no drafter class was found in the repository: `--drafter {spec}` has nothing to build",
                 "use `--drafter scripted:0.7`, or name a draft model's folder",
             )
-        return AutoModelForCausalLM.from_pretrained(spec, dtype=dtype, local_files_only=is_local).to(device).eval()
+        drafter = AutoModelForCausalLM.from_pretrained(spec, dtype=dtype, local_files_only=is_local)
+        return drafter.to(device).eval()
     config = _make_config(own_class, plan)
     if is_trained:
         if is_folder:
@@ -80,14 +87,20 @@ def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Tar
         drafter = own_class.from_pretrained(  # type: ignore[attr-defined]
             spec, config=config, dtype=dtype, local_files_only=is_local
         )
-        return drafter.to(device).eval()
-    return build_random(lambda: _build(own_class, config, dtype), device, f"a random {own_class.__name__}", seed)
+        drafter = drafter.to(device).eval()
+    else:
+        drafter = build_random(lambda: _build(own_class, config, dtype), device, f"a random {own_class.__name__}", seed)
+    if device.type == "cuda":
+        replay_drafter(drafter)
+    return drafter
 
 
 def describe_drafter(spec: str, temperature: float = 0.0) -> str:
     if spec.startswith("scripted:"):
         p, q = parse_scripted(spec)
         which, time = ("likeliest", "asks the target") if temperature else ("right", "costs no time")
+        if beside := companion_of(spec):
+            time = f"beside it runs {describe_drafter(beside)}, whose proposals are dropped"
         return f"scripted: the {which} token first with chance {p:g}, else second with chance {q:g}; {time}"
     if spec == "random":
         return "the repository's own class, random weights"
@@ -205,11 +218,11 @@ def _build(own_class: type, config: Any, dtype: torch.dtype) -> Any:
     return own_class(config).to(dtype)
 
 
-def _scripted_class(own_class: type | None) -> type:
+def _scripted_class(own_class: type | None, base: type) -> type:
     """A scripted drafter that is also an instance of the repository's class, so that its methods can be entries."""
     if own_class is None:
-        return ScriptedDrafter
-    return type(f"Scripted{own_class.__name__}", (ScriptedDrafter, own_class), {})
+        return base
+    return type(f"Scripted{own_class.__name__}", (base, own_class), {})
 
 
 def _returns_logits(own_class: type | None) -> bool:

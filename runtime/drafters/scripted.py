@@ -37,6 +37,8 @@ class ScriptedDrafter(nn.Module):
     The choice depends on the seed and the position alone, so a chain loses exactly what a tree can recover.
     """
 
+    _grows_cache = True
+
     def __init__(
         self,
         target: nn.Module,
@@ -137,7 +139,7 @@ class ScriptedDrafter(nn.Module):
         else:
             first = seen + context
             positions = torch.arange(first, first + length, device=self.device)[None]
-        if draft_cache is not None:
+        if draft_cache is not None and self._grows_cache:
             self._remember(draft_cache, batch, context + length)
         if self._text is not None:
             first = int(positions[0, 0])
@@ -254,9 +256,35 @@ class ScriptedDrafter(nn.Module):
         return count
 
 
+class AccompaniedDrafter(ScriptedDrafter):
+    """Runs a `companion` drafter on all that it is given and proposes what is scripted: the time of a real drafter."""
+
+    _grows_cache = False
+    companion: nn.Module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # First: without positions it counts on what the draft cache held before.
+        output = super().forward(*args, **kwargs)
+        self.companion(*args, **kwargs)
+        return output
+
+
+def companion_of(spec: str) -> str:
+    """The drafter that `scripted:P[,Q]+DRAFTER` runs beside the script, empty where it names none."""
+    return spec.partition("+")[2] if spec.startswith("scripted:") else ""
+
+
+def chain_acceptance(spec: str, block_size: int) -> float | None:
+    """Tokens a round that `scripted:P` gives a chain of `block_size` - 1 drafts, the target's own token included."""
+    if not spec.startswith("scripted:"):
+        return None
+    p, _ = parse_scripted(spec)
+    return sum(p**number for number in range(block_size))
+
+
 def parse_scripted(text: str) -> tuple[float, float]:
-    """`scripted:P[,Q]` as (P, Q), both chances."""
-    numbers = text.partition(":")[2].split(",")
+    """The chances P and Q of `scripted:P[,Q]`, whatever runs beside it."""
+    numbers = text.partition("+")[0].partition(":")[2].split(",")
     try:
         p, q = float(numbers[0]), float(numbers[1]) if len(numbers) > 1 else 0.5
         if len(numbers) > 2 or not (0 <= p <= 1 and 0 <= q <= 1):

@@ -115,6 +115,17 @@ def keep_layer_outputs(model: nn.Module) -> None:
     stack.register_forward_hook(after_stack)
 
 
+def marked_like(state: torch.Tensor, copy: torch.Tensor, length: int) -> torch.Tensor:
+    """`copy`, of the first `length` tokens of `state`, with what `keep_layer_outputs` left on `state`."""
+    if hasattr(state, _LAYER):
+        setattr(copy, _LAYER, getattr(state, _LAYER))
+    if hasattr(state, _RESIDUAL):
+        residual = getattr(state, _RESIDUAL)[:, :length].clone()
+        setattr(residual, _LAYER, getattr(getattr(state, _RESIDUAL), _LAYER))
+        setattr(copy, _RESIDUAL, residual)
+    return copy
+
+
 def layer_output(outputs: Any, layer_id: int) -> torch.Tensor:
     """The residual stream `[B, T, D]` after one decoder layer, never the normed last state.
 

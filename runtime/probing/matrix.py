@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache
 
-from ddaudit.runtime.caches.cache import crop_cache, keep_in_cache, make_cache
+from ddaudit.runtime.caches.cache import crop_cache, keep_in_cache
+from ddaudit.runtime.caches.making import make_cache
 from ddaudit.runtime.caches.takeover import cache_argument
 from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import text_config

@@ -11,13 +11,16 @@ import torch
 
 from ddaudit.auditor.record import PromptVerdict
 from ddaudit.runtime.checks.decoding import decode_plain
-from ddaudit.runtime.checks.verdict import judge_prompt
+from ddaudit.runtime.checks.verdict import TOLERANCE, judge_prompt
 from ddaudit.runtime.drafters.scripted import ScriptedDrafter
 from ddaudit.runtime.errors import RunError
 from ddaudit.runtime.running.binding import bind
 from ddaudit.runtime.running.metering import metered, peak_memory_bytes, reset_peak_memory
+from ddaudit.runtime.running.profiling import moved_bytes
 from ddaudit.runtime.running.references import WARM_UP_TOKENS
 from ddaudit.runtime.running.results import drain, read_output
+from ddaudit.runtime.running.settling import ties_settled
+from ddaudit.runtime.running.trial import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +35,15 @@ _SAMPLED_TOKENS = 16
 
 
 def run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, noise: Noise | None) -> None:
-    """Greedy: one text, compared with plain decoding's."""
-    if isinstance(offer.drafter, ScriptedDrafter):
+    """Greedy: one text, compared with plain decoding's, and timed.
+
+    Where a scripted drafter's script is left at a near-tie, a second text gives the figures, its ties settled.
+    """
+    is_scripted = isinstance(offer.drafter, ScriptedDrafter)
+    if is_scripted:
         offer.drafter.follow(len(offer.prompt_ids), reference.generated_ids)
     _warm_up(trial, offer, number)
-    found = _generate(trial, offer)
+    found, figures = _generate(trial, offer)
     if len(found) > len(reference.generated_ids) and reference.generated_ids[-1] not in offer.stop_token_ids:
         # It went on past its budget, by a block of its own perhaps: that is compared too, within reason.
         if len(found) > 2 * len(reference.generated_ids):
@@ -47,9 +54,16 @@ def run_prompt(trial: Trial, offer: Offer, number: int, reference: Reference, no
         reference = decode_plain(offer.target, reference.prompt_ids, len(found), offer.stop_token_ids)
     decode = offer.tokenizer.decode if offer.tokenizer is not None else None
     shortfall = offer.block_size - 1
-    trial.verdicts.append(
-        judge_prompt(offer.target, number, reference, found, noise, offer.max_new_tokens, shortfall, decode)
-    )
+    verdict = judge_prompt(offer.target, number, reference, found, noise, offer.max_new_tokens, shortfall, decode)
+    trial.verdicts.append(verdict)
+    if is_scripted and figures.measured_s["draft"] and noise and verdict.verdict == "near-tie":
+        trial.unsettled.add(figures)
+        trial.settled_bias = TOLERANCE * noise.gap_max
+        with ties_settled(offer.target, reference, trial.settled_bias):
+            settled, figures = _generate(trial, offer)
+        shared = min(len(settled), len(reference.generated_ids))
+        trial.num_settled_equal += settled[:shared] == reference.generated_ids[:shared]
+    trial.figures.add(figures)
 
 
 def sample_prompt(trial: Trial, offer: Offer, number: int, num_samples: int) -> None:
@@ -65,7 +79,9 @@ def sample_prompt(trial: Trial, offer: Offer, number: int, num_samples: int) -> 
         if text_number == 0:
             _warm_up(trial, offer, number)
         torch.manual_seed(seed)
-        found = _generate(trial, replace(offer, seed=seed))[:wanted]
+        found, figures = _generate(trial, replace(offer, seed=seed))
+        trial.figures.add(figures)
+        found = found[:wanted]
         trial.samples.read(offer.target, offer.prompt_ids, found)
         missing = wanted - len(found)
         is_stopped = found and found[-1] in offer.stop_token_ids
@@ -80,24 +96,25 @@ def _warm_up(trial: Trial, offer: Offer, number: int) -> None:
         _call(trial, replace(offer, max_new_tokens=min(WARM_UP_TOKENS, offer.max_new_tokens)))
 
 
-def _generate(trial: Trial, offer: Offer) -> tuple[int, ...]:
-    """The text of one call, its figures added to the trial's."""
+def _generate(trial: Trial, offer: Offer) -> tuple[tuple[int, ...], Figures]:
+    """The text of one call, and its figures."""
     device = offer.target.device
     reset_peak_memory(device)
     meter, returned = _call(trial, offer)
     output = read_output(returned, offer.prompt_ids)
     _require_known(output.generated_ids, offer.target)
     found = _cut_at_stop(output.generated_ids, offer.stop_token_ids)
-    trial.peak = max(trial.peak, peak_memory_bytes(device))
-    trial.num_texts += 1
-    trial.tokens += len(found)
-    trial.decode_s += meter.decode_s
-    trial.rounds += meter.rounds
-    trial.lengths += output.acceptance_lengths
-    trial.stage_source = "entry" if output.stage_s else "measured"
-    for name, seconds in (output.stage_s or meter.stage_s()).items():
-        trial.stage_s[name] = trial.stage_s.get(name, 0.0) + seconds
-    return found
+    return found, Figures(
+        num_texts=1,
+        tokens=len(found),
+        decode_s=meter.decode_s,
+        rounds=meter.rounds,
+        lengths=list(output.acceptance_lengths),
+        stage_s=output.stage_s,
+        measured_s=meter.stage_s(),
+        moved=moved_bytes(meter, offer.target, offer.drafter, len(found)) if trial.floor else {},
+        peak=peak_memory_bytes(device),
+    )
 
 
 def _call(trial: Trial, offer: Offer) -> tuple[Any, Any]:

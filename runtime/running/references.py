@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddaudit.auditor.record import PlainRecord
-from ddaudit.runtime.checks.decoding import Reference, decode_plain
-from ddaudit.runtime.checks.verdict import TOLERANCE, measure_noise
-from ddaudit.runtime.errors import RunError
+from ddaudit.auditor.record import EntryRecord, PlainRecord
+from ddaudit.runtime.caches.making import make_cache
+from ddaudit.runtime.caches.mode import replay_log
+from ddaudit.runtime.checks.decoding import Reference, decode_cached, decode_plain, stock_cache
+from ddaudit.runtime.checks.verdict import TOLERANCE, judge_prompt, measure_noise, worst
+from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.models.architecture import stop_token_ids, text_config
 from ddaudit.runtime.running.metering import peak_memory_bytes, reset_peak_memory
+from ddaudit.runtime.running.profiling import token_costs
+from ddaudit.runtime.running.trial import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddaudit.auditor.record import Noise
+    from ddaudit.auditor.record import Floor, Noise, StageCost
     from ddaudit.runtime.drafters.drafting import DraftPlan
     from ddaudit.runtime.models.loading import Target
     from ddaudit.runtime.running.prompts import Prompt
@@ -28,6 +32,7 @@ WARM_UP_TOKENS = 8
 """The first call of a shape compiles kernels, which is no part of decoding speed."""
 _CHECK_TOKENS = 4
 """Of each prompt, decoded again after each entry to see that it has left the target as it was."""
+_REPLAYED = "plain decoding replayed"
 
 
 def require_positions(target: Target, prompts: Sequence[Prompt], num_new: int) -> None:
@@ -54,6 +59,7 @@ def decode_references(
     options: RunOptions,
     plan: DraftPlan,
     stop_token_ids: Sequence[int],
+    floor: Floor | None,
     progress: Callable[[str], None],
 ) -> tuple[PlainRecord, list[Reference], Noise | None]:
     """Time and memory of plain decoding, each prompt's text, and the noise of stock code.
@@ -75,16 +81,71 @@ def decode_references(
         )
     tokens = sum(len(reference.generated_ids) for reference in references)
     decode_s = sum(reference.decode_s for reference in references)
+    peak = peak_memory_bytes(target.model.device)
     plain = PlainRecord(
         tokens=tokens,
         tokens_per_s=(tokens - len(references)) / decode_s if decode_s else 0.0,
         decode_s=decode_s,
-        peak_memory_bytes=peak_memory_bytes(target.model.device),
+        peak_memory_bytes=peak,
         num_distinct_tokens=len({token for reference in references for token in reference.generated_ids}),
+        costs=_token_costs(target.model, references, decode_s, floor),
     )
     progress("measuring the noise of stock decoding")
     noise = measure_noise(target.model, references)
     return plain, [replace(reference, logits=reference.logits[:0].clone()) for reference in references], noise
+
+
+def decode_replayed(
+    target: Target,
+    references: Sequence[Reference],
+    noise: Noise | None,
+    stop_token_ids: Sequence[int],
+    floor: Floor | None,
+) -> EntryRecord | None:
+    """The baseline that replayed entries have to beat: plain decoding through `make_cache`. None without graphs."""
+    model = target.model
+    figures, verdicts = Figures(), []
+    try:
+        with replay_log() as log:
+            decode_cached(model, make_cache(model), references[0].prompt_ids, WARM_UP_TOKENS)
+        if not log.num_graphs:
+            return None
+        reset_peak_memory(model.device)
+        for number, reference in enumerate(references):
+            length = len(reference.generated_ids)
+            ids, decode_s = decode_cached(model, make_cache(model), reference.prompt_ids, length, stop_token_ids)
+            figures.add(Figures(1, len(ids), decode_s, len(ids) - 1, measured_s={"verify": decode_s}))
+            verdicts.append(judge_prompt(model, number, reference, ids, noise, length, 0))
+        figures.peak = peak_memory_bytes(model.device)
+    except Exception as error:
+        return EntryRecord(_REPLAYED, {}, "error", error=describe(error), remedy="run with `--eager`")
+    return EntryRecord(
+        name=_REPLAYED,
+        arguments={},
+        verdict=worst([verdict.verdict for verdict in verdicts]),
+        tokens=figures.tokens,
+        tokens_per_s=figures.after_first / figures.decode_s,
+        decode_s=figures.decode_s,
+        acceptance_length_mean=1.0,
+        acceptance_source="measured",
+        rounds=figures.rounds,
+        measured_s=figures.measured_s,
+        costs=_token_costs(model, references, figures.decode_s, floor),
+        peak_memory_bytes=figures.peak,
+        prompts=tuple(verdicts),
+    )
+
+
+def _token_costs(
+    model: Any, references: Sequence[Reference], decode_s: float, floor: Floor | None
+) -> tuple[StageCost, ...]:
+    """Of one token after the first of each text."""
+    num_tokens = sum(len(reference.generated_ids) - 1 for reference in references)
+    if floor is None or not num_tokens:
+        return ()
+    contexts = [len(reference.prompt_ids) + len(reference.generated_ids) // 2 for reference in references]
+    cache = stock_cache(model, references[0].prompt_ids)
+    return token_costs(model, cache, sum(contexts) // len(contexts), decode_s / num_tokens, floor)
 
 
 def is_changed(target: Target, reference: Reference, noise: Noise | None) -> bool:

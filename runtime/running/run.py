@@ -6,7 +6,7 @@ import math
 import platform
 import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,11 @@ import torch
 import transformers
 
 from ddaudit.auditor.record import PlainRecord, RunRecord, StateCheck
+from ddaudit.runtime.caches.mode import ReplayLog, eager_only, replay_log, replay_wanted
 from ddaudit.runtime.checks.invariance import check_state
 from ddaudit.runtime.checks.sampling import SampleTally
 from ddaudit.runtime.drafters.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
+from ddaudit.runtime.drafters.scripted import chain_acceptance
 from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.models.loading import Target, choose_device, load_target
 from ddaudit.runtime.running.arguments import expand, parse_argument
@@ -24,15 +26,22 @@ from ddaudit.runtime.running.attempt import run_prompt, sample_prompt
 from ddaudit.runtime.running.binding import Offer, drafter_class, parameter_names, sampling_temperature
 from ddaudit.runtime.running.containing import closed_off, settings_kept, signals_kept
 from ddaudit.runtime.running.importing import isolated_imports, lies_under, load_function
+from ddaudit.runtime.running.profiling import measure_floor
 from ddaudit.runtime.running.prompts import Prompt, make_prompts
-from ddaudit.runtime.running.references import decode_references, is_changed, require_positions, wanted_stops
+from ddaudit.runtime.running.references import (
+    decode_references,
+    decode_replayed,
+    is_changed,
+    require_positions,
+    wanted_stops,
+)
 from ddaudit.runtime.running.trial import Imported, Trial, explain, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ddaudit.auditor.record import Entry, Noise
+    from ddaudit.auditor.record import Entry, EntryRecord, Floor, Noise
     from ddaudit.runtime.checks.decoding import Reference
     from ddaudit.runtime.running.arguments import Argument, Call
 
@@ -59,6 +68,10 @@ class RunOptions:
     samples: int = 2048
     """Tokens of each entry to test, at a temperature above 0."""
     checks_state: bool = True
+    eager: bool = False
+    """Replay no CUDA graphs."""
+    profile: bool = False
+    """Measure what the device can do, and hold each stage against it."""
 
 
 def run(
@@ -88,7 +101,13 @@ def run(
     # The repository's code may change the working folder.
     folder = folder.resolve()
     so_far = _SoFar(folder, options, device, target)
-    with closed_off(), isolated_imports(folder), warnings.catch_warnings():
+    with (
+        closed_off(),
+        isolated_imports(folder),
+        warnings.catch_warnings(),
+        eager_only(options.eager),
+        replay_log() as so_far.replays,
+    ):
         # A scan says so at each place (DDA403), and no fix renames it: the new name needs Transformers 5.24.
         warnings.filterwarnings("ignore", r"`past_key_values` is deprecated", FutureWarning)
         try:
@@ -111,6 +130,10 @@ class _SoFar:
     plain: PlainRecord | None = None
     noise: Noise | None = None
     state_check: StateCheck | None = None
+    replays: ReplayLog = field(default_factory=ReplayLog)
+    plain_replayed: EntryRecord | None = None
+    nominal_acceptance: float | None = None
+    floor: Floor | None = None
 
     def record(self) -> RunRecord:
         try:
@@ -137,6 +160,12 @@ class _SoFar:
             peak_memory_kind="device" if is_cuda else "process",
             state_check=self.state_check,
             temperature=options.temperature,
+            execution="replayed" if self.replays.num_graphs else "eager",
+            num_graphs=self.replays.num_graphs,
+            replay_warnings=tuple(self.replays.refusals),
+            plain_replayed=self.plain_replayed,
+            nominal_acceptance=self.nominal_acceptance,
+            floor=self.floor,
         )
 
 
@@ -178,7 +207,15 @@ def _run(
     so_far.prompts = prompts
     require_positions(target, prompts, options.max_new_tokens + plan.block_size)
     stop_token_ids = wanted_stops(target)
-    so_far.plain, references, so_far.noise = decode_references(target, prompts, options, plan, stop_token_ids, progress)
+    so_far.nominal_acceptance = None if options.temperature else chain_acceptance(options.drafter, plan.block_size)
+    if options.profile:
+        progress("measuring what the device can do")
+        so_far.floor = measure_floor(target.model)
+    so_far.plain, references, so_far.noise = decode_references(
+        target, prompts, options, plan, stop_token_ids, so_far.floor, progress
+    )
+    for trial in trials:
+        trial.floor = so_far.floor
     for number, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
         offer = Offer(
             target=target.model,
@@ -221,8 +258,11 @@ def _run(
                             f"run it alone: `--entry {other.call.entry.name}`",
                         )
             keep(so_far.record())
+    # Last, so that entries that make no cache of ours are timed on a model without its hooks.
+    if so_far.device.type == "cuda" and replay_wanted() and not options.temperature:
+        progress("plain decoding replayed")
+        so_far.plain_replayed = decode_replayed(target, references, so_far.noise, stop_token_ids, so_far.floor)
     if options.checks_state:
-        # Last, so that entries that make no cache of ours are timed on a model without its hooks.
         progress("the same text under two rejection patterns")
         so_far.state_check = _check_state(target, references, so_far.noise, options.seed)
 

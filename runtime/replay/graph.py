@@ -1,0 +1,56 @@
+"""A function over fixed tensors, captured once as a CUDA graph and replayed; called as it is elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddaudit.runtime.replay.errors import NotReplayable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WARM_UPS = 2
+"""Kernels are compiled and chosen in the first call, which must not happen while capturing."""
+
+
+class Graph:
+    """`function` reads and writes fixed tensors and returns tensors (or nothing); what it returns is overwritten by
+    the next replay of any graph that shares its pool.
+
+    `function` runs several times here and must not change what it reads.
+
+    Raises:
+        NotReplayable: where the function cannot be captured: it asks the device for a number, for example.
+    """
+
+    def __init__(self, function: Callable[[], Any], device: torch.device, pool: Any = None) -> None:
+        self._function = function
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            self._graph = self._capture(device, pool)
+
+    def _capture(self, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+        function = self._function
+        with torch.inference_mode(False), torch.no_grad():
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    function()
+            torch.cuda.current_stream(device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=pool):
+                    self._output = function()
+            except RuntimeError as error:
+                raise NotReplayable(f"capturing it failed: {str(error).splitlines()[0]}") from error
+        return graph
+
+    def replay(self) -> Any:
+        if self._graph is None:
+            with torch.inference_mode(False), torch.no_grad():
+                return self._function()
+        self._graph.replay()
+        return self._output

@@ -1,0 +1,117 @@
+"""Fixed memory for what a cache holds, so that a captured graph finds it at the same place in every round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ddaudit.runtime.replay.errors import NotReplayable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+ROOM = 4096
+"""Tokens by which the capacity for keys and values grows; growing means capturing anew, not compiling anew."""
+
+
+class KeyValues:
+    """Keys and values of all attention layers, `[L, 2, capacity, H, D]`: token after token, so that nothing about a
+    token's place depends on the capacity.
+
+    A layer whose `keys` and `values` are views of this memory is seated in it.
+    """
+
+    def __init__(self, layers: Mapping[int, DynamicLayer]) -> None:
+        shapes = {(layer.keys.shape[0], layer.keys.shape[1], layer.keys.shape[3]) for layer in layers.values()}
+        shapes |= {(layer.values.shape[0], layer.values.shape[1], layer.values.shape[3]) for layer in layers.values()}
+        if len(shapes) > 1:
+            raise NotReplayable(f"its attention layers cache keys and values of different shapes: {sorted(shapes)}")
+        self._places = {index: place for place, index in enumerate(layers)}
+        self.memory: torch.Tensor | None = None
+
+    @property
+    def capacity(self) -> int:
+        return 0 if self.memory is None else self.memory.shape[2]
+
+    def seat(self, layers: Mapping[int, DynamicLayer], length: int, room: int) -> bool:
+        """Bring the first `length` tokens of `layers` in, with room for `room` more. Whether the memory moved."""
+        has_moved = length + room > self.capacity
+        if has_moved:
+            first = next(iter(layers.values())).keys
+            capacity = -(-(length + room) // ROOM) * ROOM
+            if self.memory is not None:
+                capacity = max(capacity, -(-self.capacity * 5 // 4 // ROOM) * ROOM)
+            shape = (len(layers), 2, capacity, first.shape[1], first.shape[3])
+            # Zeros, since memory nothing wrote may hold NaN, which no mask hides.
+            self.memory = torch.zeros(shape, dtype=first.dtype, device=first.device)
+        for index, layer in layers.items():
+            if layer.keys.data_ptr() != self._view(index, 0, length).data_ptr():
+                self._view(index, 0, length).copy_(layer.keys[..., :length, :])
+                self._view(index, 1, length).copy_(layer.values[..., :length, :])
+        self.show(layers, length)
+        return has_moved
+
+    def show(self, layers: Mapping[int, DynamicLayer], length: int) -> None:
+        """Let `layers` hold the first `length` tokens."""
+        for index, layer in layers.items():
+            layer.keys, layer.values = self._view(index, 0, length), self._view(index, 1, length)
+
+    def anchors(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first token's keys and values, `[1, H, 1, D]`, from where the others are reached by their strides."""
+        return self._view(index, 0, 1), self._view(index, 1, 1)
+
+    def keep(self, start: torch.Tensor, path: torch.Tensor) -> None:
+        """Move the rows `start + path[i]` to `start + i`, for all layers."""
+        assert self.memory is not None
+        kept = self.memory.index_select(2, start + path)
+        self.memory.index_copy_(2, start + torch.arange(len(path), device=path.device), kept)
+
+    def _view(self, index: int, part: int, length: int) -> torch.Tensor:
+        assert self.memory is not None
+        return self.memory[self._places[index], part, :length].transpose(0, 1)[None]
+
+
+class States:
+    """The states of all gated delta rule layers: `[L, 1, H, K, V]`, and `[L, 1, C, kernel]` a convolution."""
+
+    def __init__(self, layers: Mapping[int, LinearAttentionLayer]) -> None:
+        self._places = {index: place for place, index in enumerate(layers)}
+        for index, layer in layers.items():
+            if not all(layer.has_previous_state.values()) or layer.recurrent_states[0] is None:
+                raise NotReplayable(f"layer {index} has no state yet")
+        try:
+            self.recurrent = torch.stack([layer.recurrent_states[0] for layer in layers.values()])
+            self.convolution = {
+                number: torch.stack([layer.conv_states[number] for layer in layers.values()])
+                for number in next(iter(layers.values())).conv_states
+            }
+        except (RuntimeError, KeyError) as error:
+            raise NotReplayable(f"its recurrent layers' states differ in shape: {error}") from error
+
+    def place(self, index: int) -> int:
+        return self._places[index]
+
+    def seat(self, layers: Mapping[int, LinearAttentionLayer]) -> None:
+        """Bring the layers' states in, where they are not."""
+        for index, layer in layers.items():
+            place = self._places[index]
+            if layer.recurrent_states[0].data_ptr() != self.recurrent[place].data_ptr():
+                self.recurrent[place].copy_(layer.recurrent_states[0])
+                layer.recurrent_states[0] = self.recurrent[place]
+            for number, states in self.convolution.items():
+                if layer.conv_states[number].data_ptr() != states[place].data_ptr():
+                    states[place].copy_(layer.conv_states[number])
+                    layer.conv_states[number] = states[place]
+
+
+def unseat(attention: Mapping[int, DynamicLayer], recurrent: Mapping[int, LinearAttentionLayer]) -> None:
+    """Give the layers memory of their own, so that another cache can take the place."""
+    # After a reset they are new and empty.
+    for layer in (layer for layer in attention.values() if layer.keys is not None):
+        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+    for layer in (layer for layer in recurrent.values() if layer.recurrent_states[0] is not None):
+        layer.recurrent_states[0] = layer.recurrent_states[0].clone()
+        layer.conv_states.update({number: state.clone() for number, state in layer.conv_states.items()})

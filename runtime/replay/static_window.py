@@ -1,0 +1,261 @@
+"""What a model's stock code takes for its cache while a window's forward is captured: everything in fixed places."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ddaudit.runtime.caches import gated_delta
+from ddaudit.runtime.caches.delta_window import GatedDeltaWindow
+from ddaudit.runtime.caches.window import ROOT
+from ddaudit.runtime.replay import ops
+from ddaudit.runtime.replay.errors import NotReplayable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ddaudit.runtime.caches.recurrent import MixerCall
+    from ddaudit.runtime.replay.memory import KeyValues, States
+
+# What an attention interface may be given without its result being another; caps, sinks and biases are not here.
+_HARMLESS = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_hidden_states"}
+
+
+class StaticWindow:
+    """The window of one forward of `length` nodes: what a tree is made of on the device, and where its factors go.
+
+    Tensors are filled before each replay and never replaced.
+    """
+
+    def __init__(
+        self, length: int, start: torch.Tensor, key_values: KeyValues, states: States | None, kernel_sizes: set[int]
+    ) -> None:
+        device = start.device
+        self.length = length
+        self.start = start
+        """`[1]`, the tokens before the window."""
+        self.key_values = key_values
+        self.visible = torch.eye(length, dtype=torch.bool, device=device)
+        """`[T, T]`: the nodes that each node sees, itself included."""
+        self.taps = {size: torch.zeros(length, size, dtype=torch.long, device=device) for size in kernel_sizes}
+        """`[T, kernel]` as `Window.taps`, a convolution size."""
+        self.is_causal = True
+        """What attention modules must say of themselves."""
+        self.recurrent: dict[int, StaticDelta] = {}
+        """By the layer's number, where `takeover`'s detour of its mixer looks."""
+        self.factors: gated_delta.WindowFactors | None = None
+        """Of all layers, `[L, 1, H, T, ...]`."""
+        self.inputs: dict[int, torch.Tensor] = {}
+        """`[L, 1, T, C]`: the inputs of each convolution."""
+        if states is not None:
+            layers, _, heads, key_size, value_size = states.recurrent.shape
+            empty = partial(torch.zeros, device=device, dtype=torch.float32)
+            self.factors = gated_delta.WindowFactors(
+                empty(layers, 1, heads, length, key_size),
+                empty(layers, 1, heads, length, value_size),
+                empty(layers, 1, heads, length),
+            )
+            self.inputs = {
+                number: state.new_zeros(*state.shape[:2], length, state.shape[2])
+                for number, state in states.convolution.items()
+            }
+        self._latest: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._made_anchors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def prepare(self) -> None:
+        """What follows from `visible`: where each node's convolution reads."""
+        earlier = self.visible.tril(-1)
+        count = torch.arange(1, self.length + 1, device=self.visible.device)
+        # The parent is the latest earlier node that is seen; none at all stands for the root.
+        parents = (earlier * count).amax(dim=-1) - 1
+        for size, taps in self.taps.items():
+            at = torch.arange(self.length, device=parents.device)
+            for column in reversed(range(size)):
+                taps[:, column] = at + size
+                at = torch.where(at >= 0, parents[at.clamp(min=0)], at - 1)
+        assert ROOT == -1
+
+    def tensors_of(self, layer_idx: int) -> dict[str, torch.Tensor]:
+        """The fixed tensors that this layer's forward reads or writes, by names that are the same for its like."""
+        found = {"start": self.start, "visible": self.visible}
+        found |= {f"taps {size}": taps for size, taps in self.taps.items()}
+        if layer_idx in self.recurrent:
+            return found | self.recurrent[layer_idx].tensors
+        keys, values = self._anchors(layer_idx)
+        return found | {"keys": keys, "values": values}
+
+    # -- the cache of stock code --------------------------------------------------------------------------------
+
+    is_compileable = False
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Nothing is stored here: `attend` gets these two, and its kernel stores them."""
+        self.finish()
+        self._latest = (key_states, value_states)
+        return self._latest
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        # A number read while capturing would be there in every later round.
+        raise NotReplayable("its forward asks the cache for its length")
+
+    def finish(self) -> None:
+        """Called after a forward: a layer that attended in its own way saw the window alone.
+
+        Raises:
+            NotReplayable: where one did.
+        """
+        if self._latest is not None:
+            self._latest = None
+            raise NotReplayable("its attention does not go through Transformers' attention functions")
+
+    def attend(
+        self,
+        ignores_window: bool,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Stand in for an attention interface of Transformers."""
+        if self._latest is None or self._latest[0] is not key or self._latest[1] is not value:
+            raise NotReplayable(f"{type(module).__name__} attends to something else than what its cache returned")
+        self._latest = None
+        harmless = _HARMLESS | ({"sliding_window"} if ignores_window else set())
+        given = [name for name, value in kwargs.items() if value is not None and value is not False]
+        unknown = [name for name in given if name not in harmless]
+        if unknown or dropout:
+            raise NotReplayable(f"{type(module).__name__} attends with {', '.join(unknown) or 'dropout'}")
+        is_causal = kwargs.get("is_causal")
+        if (getattr(module, "is_causal", True) if is_causal is None else is_causal) != self.is_causal:
+            raise NotReplayable(f"{type(module).__name__} is {'not ' * self.is_causal}causal")
+        if not self.is_causal and attention_mask is not None:
+            raise NotReplayable(f"{type(module).__name__} attends under a mask")
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        keys, values = self._anchors(module.layer_idx)
+        visible = self._visible_to(query.shape[2], key.shape[2])
+        attended = ops.window_attention(query, key, value, keys, values, self.start, visible, scale)
+        return attended, None
+
+    def _visible_to(self, num_queries: int, num_keys: int) -> torch.Tensor:
+        return self.visible
+
+    @contextmanager
+    def attending(self, implementation: str) -> Iterator[None]:
+        """While it lasts, Transformers' attention of that name is the kernel over this window."""
+        overridden = ALL_ATTENTION_FUNCTIONS._local_mapping
+        before = overridden.get(implementation)
+        # Stock `sdpa` knows windows from its mask alone, and a replayed forward is given none.
+        overridden[implementation] = partial(self.attend, implementation == "sdpa")
+        try:
+            yield
+        finally:
+            del overridden[implementation]
+            if before is not None:
+                overridden[implementation] = before
+
+    def _anchors(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # Made once: a trace knows a tensor by its identity.
+        if layer_idx not in self._made_anchors:
+            self._made_anchors[layer_idx] = self.key_values.anchors(layer_idx)
+        return self._made_anchors[layer_idx]
+
+
+class StaticDelta(GatedDeltaWindow):
+    """One gated delta rule layer of a `StaticWindow`: the stock mixer over fixed memory, nothing closed here."""
+
+    def __init__(self, forward: Callable[..., Any], window: StaticWindow, states: States, place: int) -> None:
+        # Not super(): there is no stock layer behind this one.
+        self._forward = forward
+        self._static = window
+        self._convolving = 0
+        assert window.factors is not None
+        self._state = states.recurrent[place]
+        self._convolution = {number: state[place] for number, state in states.convolution.items()}
+        self._window_inputs = {number: inputs[place] for number, inputs in window.inputs.items()}
+        self._keys, self._writes = window.factors.keys[place], window.factors.writes[place]
+        self._log_decay = window.factors.log_decay[place]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {"state": self._state, "k": self._keys, "u": self._writes, "G": self._log_decay}
+        named |= {f"convolution {number}": state for number, state in self._convolution.items()}
+        return named | {f"inputs {number}": inputs for number, inputs in self._window_inputs.items()}
+
+    def cut(self, length: int) -> tuple[dict[int, torch.Tensor], gated_delta.WindowFactors]:
+        """Copies of the first `length` nodes' convolution inputs and factors."""
+        inputs = {
+            number: each[:, :length].transpose(1, 2).clone() for number, each in self._window_inputs.items()
+        }
+        keys, writes = self._keys[..., :length, :].clone(), self._writes[..., :length, :].clone()
+        return inputs, gated_delta.WindowFactors(keys, writes, self._log_decay[..., :length].clone())
+
+    def run(self, call: MixerCall) -> torch.Tensor:
+        return self.verify(call)
+
+    @property
+    def has_state(self) -> bool:
+        return True
+
+    @property
+    def conv_states(self) -> dict[int, torch.Tensor]:
+        return self._convolution
+
+    @property
+    def recurrent_states(self) -> dict[int, torch.Tensor]:
+        return {0: self._state}
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        return self._convolution[state_idx]
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        return self._state
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        self._convolving = state_idx
+        return conv_states
+
+    def convolve(
+        self,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if activation not in (None, "silu", "swish"):
+            raise NotReplayable(f"its convolution is followed by {activation}")
+        number = self._convolving
+        convolved = ops.window_convolution(
+            hidden_states.transpose(1, 2), self._convolution[number], self._static.taps[weight.shape[-1]], weight, bias,
+            activation is not None, self._window_inputs[number],
+        )  # fmt: skip
+        return convolved.transpose(1, 2)
+
+    def delta_rule(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        if not use_qk_l2norm_in_kernel:
+            raise NotReplayable("its delta rule has no unit keys")
+        output = ops.window_delta_rule(
+            query, key, value, g.float(), beta, self._state, self._static.visible,
+            self._keys, self._writes, self._log_decay,
+        )  # fmt: skip
+        return output, None

@@ -1,0 +1,388 @@
+"""A target's forwards over an open window, replayed: one graph a window size, for whichever cache is seated."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+from ddaudit.runtime.caches.mode import note_graph, note_refusal
+from ddaudit.runtime.caches.takeover import cache_argument, install
+from ddaudit.runtime.kernels.delta_rule import commit_delta_rule
+from ddaudit.runtime.models.architecture import decoder_layers, marked_like, text_config
+from ddaudit.runtime.replay.errors import NotReplayable
+from ddaudit.runtime.replay.graph import Graph
+from ddaudit.runtime.replay.memory import KeyValues, States, unseat
+from ddaudit.runtime.replay.regions import Regions, inductor
+from ddaudit.runtime.replay.static_window import StaticDelta, StaticWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import nn
+
+    from ddaudit.runtime.caches.gated_delta import WindowFactors
+    from ddaudit.runtime.replay.cache import ReplayedCache
+    from ddaudit.runtime.replay.regions import Compiler
+
+LARGEST_WINDOW = 128
+"""Nodes; larger windows run eagerly."""
+_SETTINGS = {"use_cache", "output_hidden_states", "logits_to_keep", "return_dict", "output_attentions"}
+
+
+def padded(length: int) -> int:
+    """The window size whose graph serves `length` nodes: few enough sizes to capture, few nodes for nothing."""
+    step = 1 if length <= 1 else 8 if length <= 32 else 16
+    return -(-length // step) * step
+
+
+@dataclass
+class _Stage:
+    """One window size: its tensors and its two graphs."""
+
+    window: StaticWindow
+    ids: torch.Tensor
+    """`[1, T]`."""
+    positions: torch.Tensor
+    """`[1, T]`."""
+    path: torch.Tensor
+    """`[T]`, then how many of them count, `[1]`: in one tensor, so that one copy brings both."""
+    forward: Graph | None = None
+    commit: Graph | None = None
+    last_path: tuple[int, ...] | None = None
+    is_proven: bool = False
+    """Whether its output was held against the eager forward's."""
+
+
+class TargetGraphs:
+    """Installed on a target once. Serves one cache at a time: the one whose layers are seated in its memory."""
+
+    def __init__(self, model: nn.Module, compiler: Compiler | None) -> None:
+        self._model = weakref.ref(model)
+        self._stock = model.forward
+        self._mixers = install(model)
+        self._regions = Regions(list(decoder_layers(model)), compiler) if compiler else None
+        self._seated: weakref.ref[ReplayedCache] | None = None
+        self._key_values: KeyValues | None = None
+        self._states: States | None = None
+        self._start: torch.Tensor | None = None
+        self._stages: dict[int, _Stage] = {}
+        self._pool: Any = None
+        self._refused: dict[int, str] = {}
+
+    # -- what a forward is ----------------------------------------------------------------------------------------
+
+    def takes(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> bool:
+        """Whether a forward with these arguments is one over a short window, as graphs are captured for."""
+        ids, positions, mask = (kwargs.get(name) for name in ("input_ids", "position_ids", "attention_mask"))
+        if not isinstance(ids, torch.Tensor) or ids.shape[0] != 1 or (torch.is_grad_enabled() and _trains(self.model)):
+            return False
+        known = {"input_ids", "position_ids", "attention_mask", cache_argument(self.model)} | _SETTINGS
+        if any(value is not None for name, value in kwargs.items() if name not in known):
+            return False
+        if kwargs.get("output_attentions") or kwargs.get("return_dict") is False or kwargs.get("use_cache") is False:
+            return False
+        if not isinstance(kwargs.get("logits_to_keep", 0), int):
+            return False
+        if positions is not None and (positions.dim() != 2 or positions.shape[0] != 1):
+            return False
+        if mask is not None and mask.dim() != 4:
+            return False
+        length = ids.shape[1]
+        # The first forward is a prompt's, of any length.
+        return cache.get_seq_length() > 0 and 0 < length <= LARGEST_WINDOW and padded(length) not in self._refused
+
+    @property
+    def model(self) -> nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
+
+    # -- running one ----------------------------------------------------------------------------------------------
+
+    def forward(self, cache: ReplayedCache, kwargs: dict[str, Any], visible: torch.Tensor | None) -> Any:
+        """The model's output for the window that `cache` has open, or None where it cannot be replayed.
+
+        Args:
+            visible: `[T, T]` boolean, None for a chain.
+        """
+        length = kwargs["input_ids"].shape[1]
+        try:
+            # A tensor made in inference mode could not be written to outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                graph = self._ready(cache, kwargs, visible)
+            logits, hidden_states = graph.replay()
+        except NotReplayable as reason:
+            self._refuse(padded(length), str(reason))
+            return None
+        except torch.OutOfMemoryError:
+            self._refuse(padded(length), "there is no memory left to capture it")
+            return None
+        return self._output(cache, kwargs, logits, hidden_states, length)
+
+    def _ready(self, cache: ReplayedCache, kwargs: dict[str, Any], visible: torch.Tensor | None) -> Graph:
+        ids = kwargs["input_ids"]
+        stage = self._stage(cache, padded(ids.shape[1]), cache.start)
+        self._fill(stage, ids, kwargs.get("position_ids"), visible, cache.start)
+        if stage.forward is None:
+            stage.forward = self._captured(functools.partial(self._run, stage))
+        if stage.commit is None:
+            self._set_path(stage, ())
+            stage.commit = self._captured(functools.partial(self._commit, stage))
+        return stage.forward
+
+    def is_proven(self, length: int) -> bool:
+        return self._stages[padded(length)].is_proven
+
+    def prove(self, length: int, logits: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Hold a replayed forward against the eager one; a graph that gives something else is not used again."""
+        difference = float((logits.double() - expected.double()).norm() / expected.double().norm())
+        # Random weights at 27B differ by a tenth between any two kernels in bfloat16, and a wrong mask by 1.
+        if difference <= (1e-3 if logits.dtype == torch.float32 else 0.4):
+            self._stages[padded(length)].is_proven = True
+            return True
+        self._refuse(padded(length), f"its graph's logits differ from eager ones by {difference:.1e}")
+        return False
+
+    def commit(self, cache: ReplayedCache, length: int, path: Sequence[int]) -> None:
+        """Keep the nodes `path` of the window of `length` nodes that was just run, in every layer."""
+        assert self.holds(cache)
+        stage = self._stages[padded(length)]
+        if tuple(path) != stage.last_path:
+            self._set_path(stage, path)
+        assert stage.commit is not None
+        if path:
+            stage.commit.replay()
+        self.show(cache, cache.start + len(path))
+
+    def holds(self, cache: ReplayedCache) -> bool:
+        return self._seated is not None and self._seated() is cache
+
+    def factors(self, length: int) -> dict[int, tuple[dict[int, torch.Tensor], WindowFactors]]:
+        """Copies of what the last window of `length` nodes left for its commit, by layer: the convolutions' inputs
+        `[1, C, T]` by number, and the factors of the delta rule."""
+        window = self._stages[padded(length)].window
+        return {index: static.cut(length) for index, static in window.recurrent.items()}
+
+    def release(self, cache: ReplayedCache) -> None:
+        """Give the cache's layers memory of their own, so that another cache can be seated."""
+        unseat(_attention(cache), _recurrent(cache))
+        self._seated = None
+
+    def show(self, cache: ReplayedCache, length: int) -> None:
+        """Let the cache's attention layers hold the first `length` tokens."""
+        assert self._key_values is not None
+        self._key_values.show(_attention(cache), length)
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def _stage(self, cache: ReplayedCache, length: int, start: int) -> _Stage:
+        attention, recurrent = _attention(cache), _recurrent(cache)
+        other = self._seated() if self._seated else None
+        if other is not None and other is not cache:
+            other.leave()
+        if self._key_values is None:
+            self._check(cache)
+            self._key_values = KeyValues(attention)
+            self._states = States(recurrent) if recurrent else None
+            self._start = torch.zeros(1, dtype=torch.long, device=self.model.device)
+        self._seated = weakref.ref(cache)
+        if attention and self._key_values.seat(attention, start, room=LARGEST_WINDOW):
+            self._stages.clear()
+        if self._states is not None:
+            self._states.seat(recurrent)
+        if length not in self._stages:
+            self._stages[length] = self._make_stage(length)
+        return self._stages[length]
+
+    def _check(self, cache: ReplayedCache) -> None:
+        for index, layer in enumerate(cache.layers):
+            kind = type(layer)
+            mixer = self._mixers.get(index)
+            if kind is DynamicLayer or (kind is LinearAttentionLayer and mixer and mixer.over_tree):
+                continue
+            name = mixer.kind if mixer else kind.__name__
+            raise NotReplayable(f"layer {index} ({name}) has no kernel for fixed memory")
+
+    def _make_stage(self, length: int) -> _Stage:
+        assert self._key_values is not None and self._start is not None
+        device = self._start.device
+        sizes = {state.shape[-1] for state in self._states.convolution.values()} if self._states else set()
+        window = StaticWindow(length, self._start, self._key_values, self._states, sizes)
+        for index, mixer in self._mixers.items():
+            assert self._states is not None and mixer.over_tree is not None
+            place = self._states.place(index)
+            window.recurrent[index] = StaticDelta(mixer.over_tree, window, self._states, place)
+        integers = functools.partial(torch.zeros, dtype=torch.long, device=device)
+        return _Stage(window, integers(1, length), integers(1, length), integers(length + 1))
+
+    def _fill(
+        self, stage: _Stage, ids: torch.Tensor, positions: torch.Tensor | None, visible: torch.Tensor | None, start: int
+    ) -> None:
+        length = ids.shape[1]
+        window = stage.window
+        window.start.fill_(start)
+        stage.ids[:, :length].copy_(ids)
+        window.visible.fill_(False).fill_diagonal_(True)
+        if visible is None:
+            window.visible[:length, :length].copy_(_chain(length, ids.device))
+        else:
+            window.visible[:length, :length].copy_(visible)
+        if positions is None:
+            stage.positions.copy_(window.visible.sum(-1) - 1 + start)
+        else:
+            stage.positions.fill_(start)
+            stage.positions[:, :length].copy_(positions)
+
+    def _set_path(self, stage: _Stage, path: Sequence[int]) -> None:
+        # Beyond the path each row of keys and values stays where it is.
+        places = [*path, *range(len(path), stage.window.length), len(path)]
+        stage.path.copy_(torch.tensor(places), non_blocking=True)
+        stage.last_path = tuple(path)
+
+    # -- what is captured -------------------------------------------------------------------------------------------
+
+    def _captured(self, function: Any) -> Graph:
+        device = self.model.device
+        if device.type == "cuda" and self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        note_graph()
+        return Graph(function, device, self._pool)
+
+    def _run(self, stage: _Stage) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        model = self.model
+        stage.window.prepare()
+        implementation = str(getattr(text_config(model), "_attn_implementation", "eager"))
+        with stage.window.attending(implementation), self._compiled_layers(stage):
+            output = self._stock(
+                input_ids=stage.ids,
+                position_ids=stage.positions,
+                # Four axes: stock code takes it for a finished mask, makes none, and keeps it from other layers.
+                attention_mask=stage.window.visible[None, None],
+                use_cache=True,
+                output_hidden_states=True,
+                **{cache_argument(model): stage.window},
+            )
+        stage.window.finish()
+        return output.logits, output.hidden_states
+
+    @contextmanager
+    def _compiled_layers(self, stage: _Stage) -> Iterator[None]:
+        with ExitStack() as undo:
+            if self._regions is not None:
+                for index, layer in enumerate(decoder_layers(self.model)):
+                    own = vars(layer).get("forward")
+                    layer.forward = self._regions.detour(index, stage.window.tensors_of(index))
+                    undo.callback(_restore, layer, own)
+            yield
+
+    def _commit(self, stage: _Stage) -> None:
+        window, path, num = stage.window, stage.path[:-1], stage.path[-1:]
+        if self._states is not None:
+            assert window.factors is not None
+            factors = window.factors
+            commit_delta_rule(self._states.recurrent, factors.keys, factors.writes, factors.log_decay, path, num)
+            for number, states in self._states.convolution.items():
+                _commit_inputs(states, window.inputs[number], path, num)
+        assert self._key_values is not None
+        if self._key_values.memory is not None:
+            self._key_values.keep(window.start, path)
+
+    # -- the output ---------------------------------------------------------------------------------------------------
+
+    def _output(
+        self,
+        cache: ReplayedCache,
+        kwargs: dict[str, Any],
+        logits: torch.Tensor,
+        hidden_states: tuple[torch.Tensor, ...],
+        length: int,
+    ) -> Any:
+        """The graph's tensors are overwritten by the next replay: the caller gets copies."""
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        kept = kwargs.get("logits_to_keep", 0)
+        logits = logits[:, :length][:, -kept:].clone()
+        wanted = kwargs.get("output_hidden_states")
+        if wanted is None:
+            wanted = getattr(self.model.config, "output_hidden_states", False)
+        states: tuple[torch.Tensor | None, ...] | None = None
+        if wanted is True:
+            states = tuple(marked_like(state, state[:, :length].clone(), length) for state in hidden_states)
+        elif wanted:
+            # A list of indices (Transformers 5.24): the others are None.
+            chosen = {index % len(hidden_states) for index in wanted}
+            states = tuple(
+                marked_like(state, state[:, :length].clone(), length) if index in chosen else None
+                for index, state in enumerate(hidden_states)
+            )
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=states)
+
+    def _refuse(self, length: int, reason: str) -> None:
+        is_new = reason not in self._refused.values()
+        self._refused[length] = reason
+        self._stages.pop(length, None)
+        if is_new:
+            text = f"windows of {length} tokens run eagerly on {type(self.model).__name__}: {reason}"
+            note_refusal(text)
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _commit_inputs(states: torch.Tensor, inputs: torch.Tensor, path: torch.Tensor, num: torch.Tensor) -> None:
+    """Shift the `num` inputs on `path`, of `[L, 1, T, C]`, into the convolutions' states, `[L, 1, C, kernel]`."""
+    size = states.shape[-1]
+    # Entry j of the new state is input j of the old state followed by the path's, counted from the path's end.
+    at = torch.arange(size, device=path.device) + num
+    from_path = inputs.index_select(2, path[(at - size).clamp(0, len(path) - 1)]).transpose(2, 3)
+    states.copy_(torch.where(at < size, states.index_select(-1, at.clamp(max=size - 1)), from_path))
+
+
+@functools.lru_cache(maxsize=32)
+def _chain(length: int, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def _attention(cache: ReplayedCache) -> dict[int, DynamicLayer]:
+    return {index: layer for index, layer in enumerate(cache.layers) if type(layer) is DynamicLayer}
+
+
+def _recurrent(cache: ReplayedCache) -> dict[int, LinearAttentionLayer]:
+    return {index: layer for index, layer in enumerate(cache.layers) if type(layer) is LinearAttentionLayer}
+
+
+def _trains(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _restore(layer: nn.Module, own: Any) -> None:
+    if own is None:
+        del layer.forward
+    else:
+        layer.forward = own
+
+
+_installed: weakref.WeakKeyDictionary[nn.Module, TargetGraphs] = weakref.WeakKeyDictionary()
+
+
+def graphs_of(model: nn.Module, compiler: Compiler | None = inductor) -> TargetGraphs:
+    """What replays this model's windows, installed on it once: its forward asks a `ReplayedCache` first."""
+    if model not in _installed:
+        graphs = TargetGraphs(model, compiler)
+        stock = model.forward
+
+        @functools.wraps(stock)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            cache = next((value for value in kwargs.values() if hasattr(value, "replayed")), None)
+            output = cache.replayed(kwargs, stock) if cache is not None else None
+            return stock(*args, **kwargs) if output is None else output
+
+        model.forward = forward
+        _installed[model] = graphs
+    return _installed[model]
