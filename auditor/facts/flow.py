@@ -41,7 +41,8 @@ class Flow:
         self.sources: dict[Variable, list[Source]] = defaultdict(list)
         self._known: set[tuple[Variable, object]] = set()
         self._table: dict[Variable, dict[tuple[Kind, str], Value]] = defaultdict(dict)
-        self._readers: dict[Variable, dict[Step, None]] = defaultdict(dict)
+        self._readers: dict[Variable, list[Step]] = defaultdict(list)
+        """Steps to be taken again when the variable holds more; some twice, which costs less than to ask."""
         self._reading: Step | None = None
         self._queue: deque[Step] = deque()
         self._queued: set[Step] = set()
@@ -261,12 +262,15 @@ class Flow:
                 self.kinds.add(value.kind)
                 grew = True
         if grew:
-            for reader in self._readers[variable]:
+            # Whoever reads it again says so again.
+            for reader in self._readers.pop(variable, ()):
                 self._push(reader)
 
     def read(self, variable: Variable) -> list[Value]:
         if self._reading is not None:
-            self._readers[variable][self._reading] = None
+            readers = self._readers[variable]
+            if not readers or readers[-1] is not self._reading:
+                readers.append(self._reading)
         held = self._table.get(variable)
         return [*held.values()] if held else []
 

@@ -49,6 +49,12 @@ class FileFacts:
     _values: dict[ast.AST, tuple[Value, ...]] = field(default_factory=dict, compare=False, repr=False)
     _matching: dict[object, dict[tuple[ast.AST, bool], bool]] = field(default_factory=dict, compare=False, repr=False)
 
+    def forget(self) -> None:
+        """Let go of what was worked out for this file's own rules: a repository has many files."""
+        self._values.clear()
+        self._matching.clear()
+        self.file.forget()
+
     @property
     def source(self) -> SourceFile:
         return self.file.source

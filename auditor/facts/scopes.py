@@ -164,6 +164,10 @@ class File:
             self._with_name(each) if isinstance(each, Named) else self.by_type[each] for each in wanted
         )
 
+    def forget(self) -> None:
+        """Let go of where the names are; they are found again where they are asked for."""
+        self._named.clear()
+
     def _with_name(self, wanted: Named) -> Iterator[ast.AST]:
         """In the order of the text, whatever that of the names."""
         # A file has more plain names than anything else, and mostly none of those.

@@ -66,6 +66,7 @@ def examine(
                 if name not in failures and (names is None or name in names):
                     at(name)
                     found = _visit(view, rules)
+                    view.forget()
                     if isinstance(found, str):
                         failures[name] = found
                     else:
