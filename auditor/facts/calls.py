@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
-from ddaudit.auditor.facts.expressions import accessed, attribute, evaluate
+from ddaudit.auditor.facts.expressions import BUILTINS, accessed, attribute, evaluate
 from ddaudit.auditor.facts.patching import hook
 from ddaudit.auditor.facts.scopes import Class, Function, Scope, Source
 from ddaudit.auditor.facts.values import Kind, Value, fact_at, made, place, replace
@@ -16,9 +16,16 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.flow import Flow
 
 
+# Builtins that make nothing of what they are given.
+PLAIN = BUILTINS - {"getattr", "list", "tuple"}
+
+
 def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
     found: list[Value] = []
     called: list[Value] = []
+    name = call.func.id if isinstance(call.func, ast.Name) and not scope.file.stars else ""
+    if name in PLAIN and scope.find(name) is None:
+        return found
     match call.func:
         case ast.Name(id="getattr") if len(call.args) >= 2 and scope.find("getattr") is None:
             match call.args[1]:

@@ -31,6 +31,9 @@ MAX_MIXED = 8
 
 # A variable, and one of the ways in which it gets a value.
 Step: TypeAlias = tuple[Variable, Source]
+_BASES: Variable = ("bases", None, None)
+# A step, or the search for the bases of a class.
+Reader: TypeAlias = tuple[Variable, Source | Class]
 
 
 class Flow:
@@ -41,9 +44,12 @@ class Flow:
         self.sources: dict[Variable, list[Source]] = defaultdict(list)
         self._known: set[tuple[Variable, object]] = set()
         self._table: dict[Variable, dict[tuple[Kind, str], Value]] = defaultdict(dict)
-        self._readers: dict[Variable, list[Step]] = defaultdict(list)
+        self._readers: dict[Variable, list[Reader]] = defaultdict(list)
         """Steps to be taken again when the variable holds more; some twice, which costs less than to ask."""
-        self._reading: Step | None = None
+        self._reading: Reader | None = None
+        self._bases: dict[Class, tuple[Class | str, ...]] = {}
+        self._heirs: dict[Class, dict[Reader, None]] = defaultdict(dict)
+        """Who asked for the bases of a class."""
         self._queue: deque[Step] = deque()
         self._queued: set[Step] = set()
         self.definitions: dict[str, Function | Class | File] = {}
@@ -157,10 +163,27 @@ class Flow:
             if found:
                 self._grow(step[0], found)
 
-    def bases(self, owner: Class) -> Iterator[Class | str]:
-        """Base classes, nearest first: the repository's own, or qualified names of others."""
+    def bases(self, owner: Class) -> tuple[Class | str, ...]:
+        """Base classes, nearest first: the repository's own, or qualified names of others.
+
+        Asked for at every attribute of `self`, so they are kept, and found again when what they are read from grows.
+        """
         if not owner.node.bases:
-            return
+            return ()
+        reading = self._reading
+        if reading is not None and reading not in self._heirs[owner]:
+            self._heirs[owner][reading] = None
+        if owner not in self._bases:
+            # A class below itself has no more bases.
+            self._bases[owner] = ()
+            self._reading = (_BASES, owner)
+            try:
+                self._bases[owner] = tuple(self._find_bases(owner))
+            finally:
+                self._reading = reading
+        return self._bases[owner]
+
+    def _find_bases(self, owner: Class) -> Iterator[Class | str]:
         pending, seen = [owner], {owner}
         while pending:
             current = pending.pop(0)
@@ -242,6 +265,16 @@ class Flow:
 
     # Solving
 
+    def _again(self, reader: Reader) -> None:
+        """What the reader read has grown."""
+        target, source = reader
+        if isinstance(source, Class):
+            self._bases.pop(source, None)
+            for heir in self._heirs.pop(source, ()):
+                self._again(heir)
+        else:
+            self._push((target, source))
+
     def _push(self, step: Step) -> None:
         if step not in self._queued:
             self._queued.add(step)
@@ -264,7 +297,7 @@ class Flow:
         if grew:
             # Whoever reads it again says so again.
             for reader in self._readers.pop(variable, ()):
-                self._push(reader)
+                self._again(reader)
 
     def read(self, variable: Variable) -> list[Value]:
         if self._reading is not None:
