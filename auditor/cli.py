@@ -14,13 +14,15 @@ import click
 
 from ddaudit.auditor.commands.fix import fix
 from ddaudit.auditor.commands.matrix import matrix
-from ddaudit.auditor.commands.options import release_option, rule_options, typed, width
+from ddaudit.auditor.commands.options import cache_options, release_option, rule_options, typed, width
 from ddaudit.auditor.commands.probe import probe
 from ddaudit.auditor.commands.run import demo, run
 from ddaudit.auditor.commands.verify import verify as verify_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ddaudit.auditor.scanning.result_cache import ResultCache
 
 CONFIDENCES = ("guess", "likely", "proven")
 
@@ -83,6 +85,7 @@ def main() -> None:
 @release_option
 @click.option("--verify", is_flag=True, help="Try each finding on the target's own classes; needs the runtime.")
 @click.option("--why", is_flag=True, help="Show what each finding rests on, and why its fix is safe or not.")
+@cache_options
 @click.option("--files", is_flag=True, help="For hooks: only files are meant, and there may be none.")
 def scan(
     paths: tuple[Path, ...],
@@ -94,6 +97,7 @@ def scan(
     transformers: str,
     verify: bool,
     why: bool,
+    cache: ResultCache | None,
     files: bool,
 ) -> None:
     """Report brittle places in PATHS (default: this folder). Nothing is imported or executed.
@@ -114,6 +118,7 @@ def scan(
         ignore=ignore,
         min_confidence=Confidence(min_confidence),
         targets=targets,
+        cache=cache,
         transformers=transformers,
     )
     if verify:
@@ -126,6 +131,8 @@ def scan(
         step = scan_report.next_step(result, _folder(paths))
         if form == "text" and step:
             click.echo(step)
+        for limit in result.limits if form == "jsonl" else ():
+            click.echo(f"limit: {limit}", err=True)
         for entry in result.skipped:
             click.echo(scan_report.skipped_line(entry), err=True)
     sys.exit(result.exit_code)

@@ -2,71 +2,30 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.facts.repository import FileFacts, learn
+from ddaudit.auditor.facts import names as names_of_releases
 from ddaudit.auditor.facts.values import RANK
-from ddaudit.auditor.finding import Applicability, Confidence, Finding
+from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
-from ddaudit.auditor.rule import Rule, all_rules, select_rules
-from ddaudit.auditor.sources.newer_syntax import newer_syntax
-from ddaudit.auditor.sources.parts import divide, scan_parts
+from ddaudit.auditor.rule import select_rules
+from ddaudit.auditor.scanning.examining import Examined, examine, markers
+from ddaudit.auditor.scanning.parts import MAX_WHOLE, divide
+from ddaudit.auditor.scanning.result import ScanResult
+from ddaudit.auditor.scanning.workers import Workers, num_workers
 from ddaudit.auditor.sources.selection import select_files
-from ddaudit.auditor.sources.source import Skipped, SkipReason, SourceFile, read_tree
-from ddaudit.auditor.targets.releases import Releases, choose, on_release
+from ddaudit.auditor.sources.source import list_tree
+from ddaudit.auditor.targets.releases import choose
 from ddaudit.auditor.targets.targeting import on_targets
 
 if TYPE_CHECKING:
-    import ast
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ddaudit.auditor.targets.targeting import Neutrality
-
-VERSION = ".".join(map(str, sys.version_info[:2]))
-
-
-@dataclass(frozen=True)
-class ScanResult:
-    """What a scan found, sorted, and what it could not examine."""
-
-    findings: tuple[Finding, ...]
-    skipped: tuple[Skipped, ...]
-    num_scanned: int
-    notes: tuple[Finding, ...] = ()
-    """Findings that trying refuted: they do not count."""
-    neutrality: Neutrality | None = None
-    """How far the lines are from one model, where that was asked."""
-    releases: Releases | None = None
-    """The release of Transformers that findings and fixes are for."""
-
-    @property
-    def failed(self) -> tuple[Skipped, ...]:
-        return tuple(entry for entry in self.skipped if entry.is_failure)
-
-    def fixable(self, unsafe: bool = False) -> tuple[Finding, ...]:
-        """Findings that `fix` mends, with `--unsafe` or without."""
-        wanted = (Applicability.SAFE, Applicability.UNSAFE) if unsafe else (Applicability.SAFE,)
-        return tuple(finding for finding in self.findings if finding.fix and finding.applicability in wanted)
-
-    def only(self, names: frozenset[str]) -> ScanResult:
-        """What concerns these files."""
-        skipped = tuple(entry for entry in self.skipped if entry.path in names)
-        findings = tuple(finding for finding in self.findings if finding.path in names)
-        num_scanned = len(names) - len({entry.path for entry in skipped})
-        return replace(self, findings=findings, skipped=skipped, num_scanned=num_scanned)
-
-    def on(self, releases: Releases) -> ScanResult:
-        """The same for these releases: with the fixes that may be made for them."""
-        found = tuple(on_release(finding, releases) for finding in self.findings)
-        return replace(self, findings=found, releases=releases)
-
-    @property
-    def exit_code(self) -> int:
-        return 2 if self.failed else 1 if self.findings else 0
+    from ddaudit.auditor.profile import Profile
+    from ddaudit.auditor.scanning.result_cache import ResultCache
+    from ddaudit.auditor.sources.source import Listed, Skipped, SourceFile
 
 
 def scan(
@@ -77,95 +36,120 @@ def scan(
     min_confidence: Confidence = Confidence.LIKELY,
     targets: tuple[str, ...] = (),
     transformers: str = "",
+    cache: ResultCache | None = None,
 ) -> ScanResult:
     """Scan files and folders together: facts of one file serve the others. Of files alone only their own findings
     are given, and the facts are those of their repository.
 
     Severities and messages are those of `targets`, profiles by name or file; without any, of the default one. Fixes
-    are those for the release `transformers`; without one it is chosen by the repository or what is installed.
+    are those for the release `transformers`; without one it is chosen by the repository or what is installed. What
+    `cache` holds of a scan of the same bytes with the same settings is given again.
 
     Raises FileNotFoundError for a missing path; ValueError where there is no Python file, or no such rule, profile or
     release.
     """
-    rules = select_rules(select, ignore)
-    selection = None if any(path.is_dir() for path in paths) else select_files(paths, markers(rules))
-    tree = selection.tree if selection else read_tree(paths)
-    result = scan_sources(
-        tree.sources, tree.skipped, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets
-    )
-    return (result.only(selection.names) if selection else result).on(choose(tree.root, transformers))
+    files: Mapping[str, Listed | SourceFile]
+    names: frozenset[str] | None = None
+    if any(path.is_dir() for path in paths):
+        listing = list_tree(paths)
+        # A file is read where it is examined.
+        root, files, skipped = listing.root, listing.files, listing.skipped
+    else:
+        selection = select_files(paths, markers(select_rules(select, ignore)))
+        tree, names = selection.tree, selection.names
+        root, files, skipped = tree.root, tree.sources, tree.skipped
+    releases = choose(root, transformers)
 
+    def run() -> ScanResult:
+        return scan_sources(
+            files, skipped, names, select=select, ignore=ignore, min_confidence=min_confidence, targets=targets
+        )
 
-def markers(rules: Iterable[Rule]) -> frozenset[str]:
-    """Without any of these strings a file has no finding."""
-    return frozenset(marker for rule in rules for marker in rule.markers)
+    if cache is None:
+        return run().on(releases)
+    settings = {
+        "rules": [rule.code for rule in select_rules(select, ignore)],
+        "min_confidence": min_confidence.value,
+        "targets": [profile.to_json() for profile in _profiles(targets)],
+        "names": None if names is None else sorted(names),
+        "skipped": [(entry.path, entry.reason.value, entry.detail) for entry in skipped],
+    }
+    # What is meant for a release is chosen after, from what holds for all.
+    return cache.result(run, files, settings).on(releases)
 
 
 def scan_sources(
-    sources: Mapping[str, SourceFile],
+    sources: Mapping[str, SourceFile | Listed],
     skipped: tuple[Skipped, ...] = (),
+    names: frozenset[str] | None = None,
     *,
     select: tuple[str, ...] = (),
     ignore: tuple[str, ...] = (),
     min_confidence: Confidence = Confidence.LIKELY,
     targets: tuple[str, ...] = (),
+    workers: int | None = None,
 ) -> ScanResult:
-    """Scan texts in memory, by path. `skipped` is carried into the result.
+    """Scan texts in memory or listed files, by path; report on `names`, or on all. `skipped` goes into the result.
 
-    A repository is examined as a whole, with one set of facts; a tree that is too large for that, folder by folder.
+    A repository is examined as a whole, with one set of facts. A tree that is too large for that is examined folder
+    by folder, by so many workers, or one for each core; that facts do not pass between its parts is in `limits`.
     """
-    profiles = tuple(load_profile(name) for name in targets or (DEFAULT_TARGET,))
-    codes = tuple(rule.code for rule in select_rules(select, ignore))
-    results = scan_parts(partial(_scan, codes=codes), divide(sources))
-    findings = (finding for result in results for finding in result.findings)
+    profiles = _profiles(targets)
+    examiner = _Examiner(sources, frozenset(rule.code for rule in select_rules(select, ignore)), names)
+    parts = divide({name: source.size for name, source in sources.items()})
+    # Of a file named alone only its own part matters.
+    wanted = [part for part in parts if names is None or not names.isdisjoint(part)] or parts[:1]
+    limits: tuple[str, ...] = ()
+    if len(wanted) == 1:
+        examined = [examiner(wanted[0])]
+    else:
+        names_of_releases.load()
+        pool: Workers[Examined] = Workers(examiner, workers or min(num_workers(), len(wanted)))
+        pool.run(wanted)
+        examined = [*pool.results, Examined((), tuple(pool.lost), 0)]
+        limits += _halved(pool.num_halved)
+    if len(parts) > 1:
+        limits = (_divided(parts, sources), *limits)
+    findings = (finding for result in examined for finding in result.findings)
     sure = (finding for finding in findings if RANK[finding.confidence] >= RANK[min_confidence])
+    left_out = {*skipped, *(entry for result in examined for entry in result.skipped)}
+    if names is not None:
+        left_out = {entry for entry in left_out if entry.path in names}
+    num_scanned = sum(result.num_scanned for result in examined)
     return ScanResult(
         findings=tuple(sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)),
-        skipped=tuple(sorted({*skipped, *(entry for result in results for entry in result.skipped)})),
-        num_scanned=sum(result.num_scanned for result in results),
+        skipped=tuple(sorted(left_out)),
+        num_scanned=num_scanned if names is None else len(names) - len({entry.path for entry in left_out}),
+        limits=limits,
     )
 
 
-def _scan(sources: Mapping[str, SourceFile], codes: tuple[str, ...]) -> ScanResult:
-    """One part's findings by the rules of these codes, in no order."""
-    rules = [rule for rule in all_rules() if rule.code in codes]
-    trees: dict[str, ast.Module] = {}
-    failed: list[Skipped] = []
-    broken: dict[str, str] = {}
-    for path, source in sorted(sources.items()):
-        try:
-            tree = source.parse()
-        except SyntaxError as error:
-            broken[path] = f"line {error.lineno}: {error.msg}"
-        except (ValueError, RecursionError, MemoryError) as error:
-            failed.append(Skipped(path, SkipReason.SYNTAX, str(error) or "nested too deeply"))
-        else:
-            trees[path] = tree
-    newer = newer_syntax([sources[path] for path in broken])
-    for path, detail in broken.items():
-        why = f"{detail}; LibCST parses it: its syntax is newer than Python {VERSION}" if path in newer else detail
-        failed.append(Skipped(path, SkipReason.SYNTAX, why))
-    findings: list[Finding] = []
-    num_crashed = 0
-    if any(_mentions(sources[path], rule.markers) for path in trees for rule in rules):
-        for file in learn({path: (sources[path], tree) for path, tree in trees.items()}):
-            try:
-                found = list(_visit(file, rules))
-            except RecursionError:
-                num_crashed += 1
-                failed.append(Skipped(file.source.path, SkipReason.CRASH, "an expression is nested too deeply"))
-            else:
-                findings += found
-    return ScanResult(tuple(findings), tuple(failed), len(trees) - num_crashed)
+@dataclass(frozen=True)
+class _Examiner:
+    """Examines a part of these files; plain data, so that a worker can be handed it."""
+
+    files: Mapping[str, SourceFile | Listed]
+    codes: frozenset[str]
+    names: frozenset[str] | None
+
+    def __call__(self, part: Sequence[str], at: Callable[[str], None] = lambda name: None) -> Examined:
+        return examine([self.files[name] for name in part], self.codes, self.names, at)
 
 
-def _mentions(source: SourceFile, markers: tuple[str, ...]) -> bool:
-    return any(marker in source.text for marker in markers)
+def _profiles(targets: tuple[str, ...]) -> tuple[Profile, ...]:
+    return tuple(load_profile(name) for name in targets or (DEFAULT_TARGET,))
 
 
-def _visit(file: FileFacts, rules: Sequence[Rule]) -> Iterator[Finding]:
-    """Each rule sees the nodes of the types it asked for, in files that have one of its words."""
-    for rule in rules:
-        if _mentions(file.source, rule.markers):
-            for node in file.file.of(*rule.nodes):
-                yield from rule.decide(node, file)
+def _divided(parts: Sequence[Sequence[str]], files: Mapping[str, SourceFile | Listed]) -> str:
+    size = sum(file.size for file in files.values()) / 1e6
+    return (
+        f"{len(files)} files with {size:.1f} MB are too many to examine as a whole (the limit is {MAX_WHOLE / 1e6:.0f} "
+        f"MB): they were examined in {len(parts)} parts, neighbouring folders together, and what a file of one part "
+        "says about another part is not known; scan a folder of its own for all that its files say"
+    )
+
+
+def _halved(num_halved: int) -> tuple[str, ...]:
+    if not num_halved:
+        return ()
+    return (f"after the end of a worker {num_halved} parts were examined in halves, each with facts of its own",)

@@ -34,6 +34,9 @@ class Confidence(str, Enum):
     LIKELY = "likely"
     GUESS = "guess"
 
+    # As fast as a string's own: by name, as `Enum` has it, hashing calls Python code.
+    __hash__ = str.__hash__
+
 
 class Applicability(str, Enum):
     """Whether the fix of one finding may be applied without a person looking at it."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.claim import Claim
     from ddaudit.auditor.facts.repository import FileFacts
+    from ddaudit.auditor.facts.scopes import Named
     from ddaudit.auditor.facts.values import Value
 
 
@@ -61,8 +62,8 @@ class Rule(ABC):
     """The problem, then the remedy; `{name}` fields are filled by `report`."""
     since: ClassVar[str] = ""
     """The release of Transformers from which the code fails, where `report` is not told another; empty: any."""
-    nodes: ClassVar[tuple[type[ast.AST], ...]]
-    """Node types that `decide` wants to see."""
+    nodes: ClassVar[tuple[type[ast.AST] | Named, ...]]
+    """Node types that `decide` wants to see, or those of a type with certain names."""
     markers: ClassVar[tuple[str, ...]]
     """A file with none of these strings cannot hold a finding."""
     EXAMPLES: ClassVar[tuple[Good | Bad, ...]]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import ATTENTION_NAMES, MODEL_NAMES
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -51,7 +52,7 @@ class AttentionSubmodule(Rule):
     kind = "attn-submodule"
     severity = Severity.ERROR
     message = 'linear-attention layers of hybrid models have no `{name}`; test `hasattr(layer, "{name}")` first'
-    nodes = (ast.Attribute, ast.Compare, ast.Call, ast.JoinedStr)
+    nodes = (Named(ast.Attribute, ATTENTION_NAMES), ast.Compare, ast.Call, ast.JoinedStr)
     markers = ("attn", "attention", "_proj", "query_key_value")
     EXAMPLES = (
         Good("""

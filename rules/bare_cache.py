@@ -17,11 +17,10 @@ Fix: safe: on full attention `config=` gives the same layers. Not made where oth
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.facts.values import Kind
+from ddaudit.auditor.facts.values import Kind, replace
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.rules._make_cache import make_cache_fix
@@ -136,8 +135,10 @@ class BareCache(Rule):
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         assert isinstance(node, ast.Call)
         made = file.holds(node, Kind.CACHE)
+        if made is None:
+            return
         names = {name.rpartition(".")[2] for name in file.qualified_names(node.func)}
-        if made is None or "DynamicCache" not in names or _has_layers(node, file) or file.is_legacy_branch(node):
+        if "DynamicCache" not in names or _has_layers(node, file) or file.is_legacy_branch(node):
             return
         use = file.cache_use(made)
         if use.models:

@@ -18,6 +18,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -44,7 +45,7 @@ class CacheCrop(Rule):
         "use `crop_cache(cache, length)`"
     )
     since = "5.24"
-    nodes = (ast.Call,)
+    nodes = (Named(ast.Call, frozenset({"crop"})),)
     markers = (".crop(",)
     EXAMPLES = (
         Good("""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.expressions import unpacks_pair
 from ddaudit.auditor.facts.names import OLDEST
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -57,7 +58,7 @@ class CacheInternals(Rule):
     severity = Severity.ERROR
     message = "`{name}` of a cache is gone in Transformers 5: {remedy}"
     since = "5.0"
-    nodes = (ast.Attribute, ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
+    nodes = (Named(ast.Attribute, REMOVED), ast.Subscript, ast.Assign, ast.For, ast.comprehension, ast.Compare)
     markers = ("past", "cache", "kv")
     EXAMPLES = (
         Good("""

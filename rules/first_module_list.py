@@ -16,6 +16,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -34,7 +35,7 @@ class FirstModuleList(Rule):
     message = (
         "on a vision-language model the first `ModuleList` holds the vision tower's blocks; use `get_decoder().layers`"
     )
-    nodes = (ast.Call,)
+    nodes = (Named(ast.Call, frozenset({"isinstance"})),)
     markers = ("ModuleList",)
     EXAMPLES = (
         Good("""

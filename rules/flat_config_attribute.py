@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import DRAFTER
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -53,7 +54,7 @@ class FlatConfigAttribute(Rule):
     kind = "config-attr"
     severity = Severity.PORT
     message = "`{name}` is a field of the text config on composite models; read it through `get_text_config()`"
-    nodes = (ast.Attribute, ast.Call)
+    nodes = (Named(ast.Attribute, TEXT_FIELDS | {*OLD_SPELLINGS}), Named(ast.Call, frozenset({"getattr"})))
     markers = ("config",)
     EXAMPLES = (
         Good("""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import HEAD_NAMES, INNER_NAMES
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -48,7 +49,7 @@ class LmHead(Rule):
     kind = "lm-head"
     severity = Severity.PORT
     message = "`{path}` is not every model's head, and some scale or cap its logits; use `get_output_embeddings()`"
-    nodes = (ast.Attribute, ast.BinOp, ast.Call, ast.Subscript)
+    nodes = (Named(ast.Attribute, HEAD_NAMES | {"tie_word_embeddings"}), ast.BinOp, ast.Call, ast.Subscript)
     markers = ("lm_head", "embed_out", "get_input_embeddings", "tie_word_embeddings")
     EXAMPLES = (
         Good("""

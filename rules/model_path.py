@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import EMBEDDING_NAMES, HEAD_NAMES, INNER_NAMES, LAYERS_NAMES, NORM_NAMES
-from ddaudit.auditor.facts.scopes import Class
+from ddaudit.auditor.facts.scopes import Class, Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -49,7 +49,7 @@ class ModelPath(Rule):
     kind = "model-path"
     severity = Severity.PORT
     message = "`{path}` is a path of some families and loaders only; reach it through `{accessor}`"
-    nodes = (ast.Attribute,)
+    nodes = (Named(ast.Attribute, PARTS | INNER_NAMES),)
     markers = (".model", ".transformer", ".gpt_neox", ".layers", ".embed_tokens", ".language_model")
     EXAMPLES = (
         Good("""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.names import RELEASE, gone_since, has_module, has_name
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -44,7 +45,7 @@ class RemovedName(Rule):
     kind = "private-import"
     severity = Severity.ERROR
     message = "`{name}` does not exist in Transformers {release}, so the import raises; {remedy}"
-    nodes = (ast.ImportFrom, ast.Import, ast.Name)
+    nodes = (ast.ImportFrom, ast.Import, Named(ast.Name, frozenset(RENAMED)))
     markers = ("transformers",)
     EXAMPLES = (
         Good("""

@@ -113,12 +113,13 @@ class ReplacedAttention(Rule):
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
+        has_any = Kind.ATTENTION in file.facts.flow.kinds
         match node:
             case ast.Assign(targets=[ast.Attribute(attr="forward") as target]):
                 owner = next((value for value in file.patched(target) if value.kind is Kind.ATTENTION), None)
                 if owner is not None:
                     yield self.report(file, node, owner, fix=REASON)
-            case ast.Attribute(value=ast.Name() as base, attr=name) if _is_self(base, file):
+            case ast.Attribute(value=ast.Name() as base, attr=name) if has_any and _is_self(base, file):
                 owners = [value for value in file.values(base) if value.kind is Kind.ATTENTION]
                 classes = [known for value in owners for known in _classes(value, file)]
                 if not owners or any(has_member(known, name) for known in classes):

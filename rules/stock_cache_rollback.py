@@ -13,11 +13,10 @@ Fix: safe: the same cache on full attention.
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
-from ddaudit.auditor.facts.values import Kind
+from ddaudit.auditor.facts.values import Kind, replace
 from ddaudit.auditor.finding import Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
 from ddaudit.rules._make_cache import make_cache_fix
@@ -99,8 +98,10 @@ class StockCacheRollback(Rule):
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         assert isinstance(node, ast.Call)
         made = file.holds(node, Kind.CACHE)
+        if made is None:
+            return
         names = {name.rpartition(".")[2] for name in file.qualified_names(node.func)}
-        if made is None or "DynamicCache" not in names or not any(word.arg == "config" for word in node.keywords):
+        if "DynamicCache" not in names or not any(word.arg == "config" for word in node.keywords):
             return
         use = file.cache_use(made)
         if use.models and (use.goes_back or use.is_tree_masked):

@@ -91,10 +91,12 @@ class TreeMask(Rule):
                     yield self.report(file, node, mask, fix="the mask is made by a function that is gone")
             return
         assert isinstance(node, ast.Call)
-        model = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
         given = {keyword.arg: keyword for keyword in node.keywords}
         keyword = given.get("attention_mask")
-        if model is None or keyword is None or not file.is_stock(node.func):
+        if keyword is None:
+            return
+        model = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
+        if model is None or not file.is_stock(node.func):
             return
         mask = file.holds(keyword.value, Kind.TREE_MASK)
         caches = [

@@ -17,6 +17,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts.library import INNER_NAMES, LAYERS_NAMES
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -37,7 +38,7 @@ class WrapperPath(Rule):
     kind = "wrapper"
     severity = Severity.PORT
     message = "`{path}` is a way through PEFT's wrappers that nesting changes; use `get_base_model()`"
-    nodes = (ast.Attribute, ast.Call)
+    nodes = (Named(ast.Attribute, frozenset({"model"})), Named(ast.Call, frozenset({"isinstance", "state_dict"})))
     markers = ("base_model.model", "compile")
     EXAMPLES = (
         Good("""

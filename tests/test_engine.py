@@ -170,3 +170,37 @@ def test_a_scan_imports_neither_torch_nor_libcst():
         "print(sorted({'torch', 'transformers', 'libcst'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_without_a_word_of_the_field_nothing_is_learnt(monkeypatch):
+    """The cheap gate: facts cost ten times the parsing, which alone says whether the file is Python at all."""
+    from ddaudit.auditor.scanning import examining
+
+    learnt = []
+    real = examining.learn
+
+    def learn(trees, failed):
+        learnt.append(sorted(trees))
+        return real(trees, failed)
+
+    monkeypatch.setattr(examining, "learn", learn)
+    result = scan_sources(sources(a="x = 1\n", b="import json\n", c="def f(:\n"))
+    assert (learnt, result.num_scanned, result.exit_code) == ([], 2, 2)
+    scan_sources(sources(a="x = 1\n", decoding=STEPS))
+    assert learnt == [["a.py", "decoding.py"]]
+
+
+def test_a_file_with_nothing_to_find_starts_no_process_and_imports_no_parser(tmp_path):
+    """Most runs of a hook: LibCST alone takes longer to import than all the rest."""
+    (tmp_path / "a.py").write_text("x = 1\n")
+    code = (
+        "import sys, subprocess, multiprocessing\n"
+        "from ddaudit.auditor.cli import main\n"
+        "def no(*args, **kwargs): raise AssertionError('a process')\n"
+        "subprocess.Popen = multiprocessing.Process = no\n"
+        f"sys.argv = ['ddaudit', 'scan', {str(tmp_path / 'a.py')!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print('exit', end.code)\n"
+        "print(sorted({'torch', 'transformers', 'libcst'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.splitlines()[-2:] == ["exit 0", "[]"], found.stderr

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddaudit.auditor import engine
 from ddaudit.auditor.cli import main
+from ddaudit.auditor.fixing import placing
+from ddaudit.auditor.scanning import examining
 from ddaudit.auditor.sources.source import SkipReason, read_tree, shown
 
 BRITTLE = "from transformers import PreTrainedModel\n\ndef f(m: PreTrainedModel):\n    return m.model.layers\n"
@@ -54,6 +55,13 @@ def test_a_file_that_may_not_be_reached_is_an_error_of_one_line(locked):
     result = CliRunner().invoke(main, ["scan", str(locked / "m" / "inner.py")])
     assert result.exit_code == 2
     assert "Permission denied" in result.output and "Traceback" not in result.output
+
+
+def test_a_folder_that_may_not_be_entered_is_missing_from_a_copy_and_no_other(locked):
+    """The whole fix stopped there, as an ordinary user."""
+    unread = {}
+    assert sorted(path for path, _ in placing._walk(locked, unread)) == ["a.py", "m", "z.py"]
+    assert unread == {"m/inner.py": "Permission denied"}
 
 
 @pytest.mark.parametrize("target", ["a pipe", "/dev/zero"])
@@ -99,7 +107,7 @@ def test_a_fault_of_the_tool_is_not_taken_for_findings(tmp_path, monkeypatch):
         raise KeyError("x")
 
     (tmp_path / "a.py").write_text(BRITTLE)
-    monkeypatch.setattr(engine, "learn", fail)
+    monkeypatch.setattr(examining, "learn", fail)
     result = CliRunner().invoke(main, ["scan", str(tmp_path)])
     assert result.exit_code == 2
     assert result.output.endswith("error: this is a fault of ddaudit\n")

@@ -122,7 +122,9 @@ def fix(paths: tuple[Path, ...], files: bool, verify: bool, **options: Any) -> N
         elif asked.writes:
             placed = write_fork(plan, target)
     except OSError as error:
-        raise ValueError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
+        # Of a copy the second name is that of the file being written.
+        place = error.filename2 or error.filename or target
+        raise ValueError(f"{place} cannot be written: {error.strerror or error}") from error
     for line in _report(plan, placed, asked):
         click.echo(line, err=asked.diff)
     for line in _verified(plan) if verify else ():

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import shutil
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 _Command = TypeVar("_Command", bound="Callable[..., None]")
 _MOST_PATHS = 3
@@ -28,6 +29,24 @@ def rule_options(command: _Command) -> _Command:
         "--select", multiple=True, callback=_split, help="Only rules of these code prefixes or slugs."
     )
     return select(ignore(command))
+
+
+def cache_options(command: _Command) -> _Command:
+    """Adds `--no-cache` and `--cache-dir`, which give `cache`: the results of earlier scans, or None."""
+
+    @click.option("--no-cache", is_flag=True, help="Neither use nor keep the results of earlier scans.")
+    @click.option(
+        "--cache-dir", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+        help="Where those results are kept.  [default: the platform's folder of caches]",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def with_cache(*args: Any, no_cache: bool, cache_dir: Path | None, **kwargs: Any) -> None:
+        from ddaudit.auditor.scanning.result_cache import ResultCache, default_folder
+
+        folder = None if no_cache else cache_dir or default_folder()
+        command(*args, cache=ResultCache(folder) if folder is not None else None, **kwargs)
+
+    return cast("_Command", with_cache)
 
 
 def release_option(command: _Command) -> _Command:

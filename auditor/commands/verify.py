@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddaudit.auditor.claim import Answer, Claim
-    from ddaudit.auditor.engine import ScanResult
     from ddaudit.auditor.finding import Finding
+    from ddaudit.auditor.scanning.result import ScanResult
 
 
 def try_all(findings: Sequence[Finding], targets: Sequence[str] = ()) -> list[Finding]:

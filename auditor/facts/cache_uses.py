@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.compaction import find_moves
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 
 if TYPE_CHECKING:
     from ddaudit.auditor.facts.flow import Flow
     from ddaudit.auditor.facts.repository import FileFacts
-    from ddaudit.auditor.facts.scopes import Scope
+    from ddaudit.auditor.facts.scopes import File, Scope
 
+STORED = Named(ast.Attribute, frozenset({"keys", "values"}))
 GOING_BACK = frozenset({"ddaudit.runtime.crop_cache", "ddaudit.runtime.keep_in_cache"})
 
 
@@ -50,28 +52,34 @@ def cache_uses(flow: Flow) -> dict[str, CacheUse]:
     """Uses of each cache, by the origin of its value."""
     uses: dict[str, CacheUse] = defaultdict(CacheUse)
     for file in flow.files.values():
-        for call in file.calls:
-            _note_call(call, file.scopes[call], flow, uses)
-        for node in file.attributes:
-            if node.attr in ("keys", "values"):
-                # `layer.keys[...] = …` and `layer.keys = …`
-                above = file.parents[node]
-                stored = above if isinstance(above, ast.Subscript) and above.value is node else node
-                if isinstance(stored.ctx, ast.Store):
-                    for value in flow.values(node.value, file.scopes[node]):
-                        if value.kind is Kind.CACHE_LAYER:
-                            uses[value.origin].goes_back = True
+        with flow.reading(file):
+            _note_file(file, flow, uses)
     return uses
+
+
+def _note_file(file: File, flow: Flow, uses: dict[str, CacheUse]) -> None:
+    for call in file.calls:
+        _note_call(call, file.scope_of(call), flow, uses)
+    for node in file.of(STORED):
+        # `layer.keys[...] = …` and `layer.keys = …`
+        assert isinstance(node, ast.Attribute)
+        above = file.parent(node)
+        stored = above if isinstance(above, ast.Subscript) and above.value is node else node
+        if isinstance(stored.ctx, ast.Store):
+            for value in flow.values(node.value, file.scope_of(node)):
+                if value.kind is Kind.CACHE_LAYER:
+                    uses[value.origin].goes_back = True
 
 
 def note_moves(views: list[FileFacts], uses: dict[str, CacheUse]) -> None:
     """Mark the caches whose rows are moved outside a compaction that is understood."""
     for file in views:
-        understood = {move for compaction in file.compactions if compaction.arguments for move in compaction.moves}
-        for move in find_moves(file.file.attributes, file):
-            for value in file.values(move.value) if move not in understood else ():
-                if value.kind is Kind.CACHE_LAYER:
-                    uses[value.origin].is_moved_by_hand = True
+        with file.facts.flow.reading(file.file):
+            understood = {move for compaction in file.compactions if compaction.arguments for move in compaction.moves}
+            for move in find_moves(file.file.of(STORED), file):
+                for value in file.values(move.value) if move not in understood else ():
+                    if value.kind is Kind.CACHE_LAYER:
+                        uses[value.origin].is_moved_by_hand = True
 
 
 def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
@@ -82,7 +90,7 @@ def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUs
         case ast.Call(func=ast.Attribute(value=receiver, attr="crop"), args=[_]):
             for use in caches(receiver):
                 use.goes_back = True
-        case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[first, _, *_]):
+        case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[first, _, *_]) if "ddaudit" in flow.packages:
             # Whatever it is called here: `from ddaudit.runtime import crop_cache as crop`.
             if any(value.kind is Kind.LIBRARY and value.origin in GOING_BACK for value in flow.values(function, scope)):
                 for use in caches(first):

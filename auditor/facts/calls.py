@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
-from ddaudit.auditor.facts.expressions import attribute, evaluate
+from ddaudit.auditor.facts.expressions import BUILTINS, accessed, attribute, evaluate
 from ddaudit.auditor.facts.patching import hook
 from ddaudit.auditor.facts.scopes import Class, Function, Scope, Source
-from ddaudit.auditor.facts.values import Kind, Value, fact_at, made, place
+from ddaudit.auditor.facts.values import Kind, Value, fact_at, made, place, replace
 from ddaudit.auditor.finding import Confidence
 
 if TYPE_CHECKING:
     from ddaudit.auditor.facts.flow import Flow
 
 
+# Builtins that make nothing of what they are given.
+PLAIN = BUILTINS - {"getattr", "list", "tuple"}
+
+
 def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
     found: list[Value] = []
+    called: list[Value] = []
+    name = call.func.id if isinstance(call.func, ast.Name) and not scope.file.stars else ""
+    if name in PLAIN and scope.find(name) is None:
+        return found
     match call.func:
         case ast.Name(id="getattr") if len(call.args) >= 2 and scope.find("getattr") is None:
             match call.args[1]:
@@ -27,19 +34,23 @@ def call_result(flow: Flow, call: ast.Call, scope: Scope) -> list[Value]:
                         item for value in evaluate(flow, call.args[0], scope) for item in attribute(flow, value, attr)
                     ]
             return found + [value for extra in call.args[2:] for value in evaluate(flow, extra, scope)]
-        case ast.Attribute(value=base, attr=attr):
-            for value in evaluate(flow, base, scope):
+        case ast.Attribute(value=base, attr=attr) as function:
+            held = evaluate(flow, base, scope)
+            for value in held:
                 found += _method_call(flow, value, attr, call, scope)
             if attr == "unsqueeze" and _is_unsqueeze(base):
                 fact = "two dimensions are added by `unsqueeze`"
                 found.append(made(Kind.TREE_MASK, call, scope.file, fact))
             if attr in ("unwrap_model", "prepare", "prepare_model") and call.args:
                 found += evaluate(flow, call.args[0], scope)
+            called = accessed(flow, function, held, scope)
         case ast.Name(id="list" | "tuple" as name) if call.args and scope.find(name) is None:
             kinds = (Kind.LAYERS, Kind.HIDDEN_STATES)
             found = [value for value in evaluate(flow, call.args[0], scope) if value.kind in kinds]
+        case function:
+            called = evaluate(flow, function, scope)
     hook(flow, call, scope)
-    for value in evaluate(flow, call.func, scope):
+    for value in called:
         found += _called(flow, value, call, scope)
     return found
 

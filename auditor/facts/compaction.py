@@ -55,7 +55,7 @@ class Compaction:
 
 def find_compactions(file: FileFacts) -> Iterator[Compaction]:
     """Every loop over a cache's layers that writes their keys or values."""
-    for node in file.nodes:
+    for node in file.file.of(ast.For):
         if isinstance(node, ast.For) and (cache := file.holds(node.iter, Kind.CACHE_LAYERS)) is not None:
             inside = (item for statement in node.body for item in ast.walk(statement))
             moves = tuple(find_moves(inside, file))

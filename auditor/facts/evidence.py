@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.expressions import unpacks_pair
-from ddaudit.auditor.facts.scopes import Class, File, Scope, Variable
+from ddaudit.auditor.facts.scopes import Class, File, Named, Scope, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 Seed = tuple[Variable, Value]
 
+FIELDS = Named(ast.Attribute, library.OUTPUT_FIELDS)
+# First steps of paths below a model, and what a cache or a part of one is asked.
+STEPS = Named(
+    ast.Attribute, frozenset(path.partition(".")[0] for path in library.MODEL_PATHS) | library.NAMED_MODEL_PATHS
+)
+QUESTIONS = Named(ast.Attribute, library.CACHE_PATHS | {"crop", "shape", "size"})
 # A file of tests, whose classes stand in for models.
 TEST = re.compile(r"(^|/)(tests?/|test_\w+\.py|conftest\.py)|_test\.py")
 
@@ -37,9 +43,10 @@ def add_evidence(flow: Flow) -> None:
     ):
         surest: dict[Variable, Value] = {}
         for file in flow.files.values():
-            for variable, value in stage(file, flow):
-                if variable not in surest or value.rank > surest[variable].rank:
-                    surest[variable] = value
+            with flow.reading(file):
+                for variable, value in stage(file, flow):
+                    if variable not in surest or value.rank > surest[variable].rank:
+                        surest[variable] = value
         for variable, value in surest.items():
             flow.seed(variable, value)
         flow.solve()
@@ -83,7 +90,7 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
         given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
         if not given:
             continue
-        scope = file.scopes[node]
+        scope = file.scope_of(node)
         callee = node.func
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
             callee = callee.value
@@ -112,7 +119,7 @@ def _compiled_models(file: File, flow: Flow) -> Iterator[Seed]:
     for node in file.calls:
         match node:
             case ast.Call(args=[ast.Name(id=name) as given, *_]) if library.MODEL_NAMES.match(name):
-                scope = file.scopes[node]
+                scope = file.scope_of(node)
                 called = {value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY}
                 if "torch.compile" in called and not flow.values(given, scope):
                     fact = "a model is compiled"
@@ -121,20 +128,20 @@ def _compiled_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _fields_read(file: File) -> dict[tuple[Scope, str], set[str]]:
     read: dict[tuple[Scope, str], set[str]] = defaultdict(set)
-    for node in file.attributes:
-        if isinstance(node.value, ast.Name) and node.attr in library.OUTPUT_FIELDS:
-            home = file.scopes[node].find(node.value.id)
+    for node in file.of(FIELDS):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            home = file.scope_of(node).find(node.value.id)
             if home is not None:
                 read[home, node.value.id].add(node.attr)
     return read
 
 
 def _result_fields(call: ast.Call, file: File, fields: dict[tuple[Scope, str], set[str]]) -> set[str]:
-    match file.parents.get(call):
+    match file.parent(call):
         case ast.Attribute(attr=attr) if attr in library.OUTPUT_FIELDS:
             return {attr}
         case ast.Assign(targets=[ast.Name(id=name)]):
-            home = file.scopes[call].find(name)
+            home = file.scope_of(call).find(name)
             return fields[home, name] if home is not None else set()
     return set()
 
@@ -149,7 +156,7 @@ def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
                 given = next(keyword.value for keyword in keywords if keyword.arg == "config")
             case _:
                 continue
-        scope = file.scopes[node]
+        scope = file.scope_of(node)
         names = [value.origin for value in flow.values(node.func, scope) if value.kind is Kind.LIBRARY]
         variable = flow.variable(given, scope)
         if variable is None or flow.held(variable) or not any(name.startswith("transformers.") for name in names):
@@ -163,7 +170,7 @@ def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     for node in file.calls:
         if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in node.keywords):
             continue
-        scope = file.scopes[node]
+        scope = file.scope_of(node)
         model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
         for keyword in node.keywords if model else ():
             variable = flow.variable(keyword.value, scope)
@@ -197,17 +204,16 @@ def _walked_as_models(file: File, flow: Flow) -> Iterator[Seed]:
 
 
 def _chains(file: File) -> Iterator[tuple[ast.expr, list[str], Scope]]:
-    """Each attribute path of two or more parts, with each expression that it may start from."""
-    for node in file.attributes:
-        if isinstance(file.parents.get(node), ast.Attribute):
-            continue
-        path: list[str] = []
-        current: ast.expr = node
-        while isinstance(current, ast.Attribute) and len(path) < 12:
-            path.insert(0, current.attr)
-            current = current.value
-            if isinstance(current, ast.Name | ast.Attribute):
-                yield current, path.copy(), file.scopes[node]
+    """Each attribute path that begins as those of models do, with the expression that it starts from."""
+    for node in file.of(STEPS):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            path = [node.attr]
+            above = file.parent(node)
+            while isinstance(above, ast.Attribute):
+                path.append(above.attr)
+                above = file.parent(above)
+            if len(path) <= 12:
+                yield node.value, path, file.scope_of(node)
 
 
 def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
@@ -215,7 +221,7 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     if file.is_lookalike:
         return
     others = _names_of_other_stores(file, flow.own_cache_members)
-    for node in file.of(ast.Attribute, ast.Subscript, ast.For, ast.comprehension):
+    for node in file.of(QUESTIONS, ast.Subscript, ast.For, ast.comprehension):
         names, attr = library.CACHE_NAMES, ""
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in library.CACHE_PATHS or attr == "crop":
@@ -231,12 +237,11 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
                 base = taken
             case _:
                 continue
-        scope = file.scopes[node]
-        variable = flow.variable(base, scope)
-        if variable is None or flow.held(variable) or _is_part(variable, flow):
-            continue
         name = _last_name(base)
-        if name in others:
+        if name in others or not (names.match(name) or attr in library.CACHE_PATHS):
+            continue
+        variable = flow.variable(base, file.scope_of(node))
+        if variable is None or flow.held(variable) or _is_part(variable, flow):
             continue
         if names.match(name):
             fact = f"`{name}` is named and used like a cache"
@@ -280,7 +285,7 @@ def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
                 pass
             case ast.Attribute(value=ast.Subscript(value=base), attr=attr) if attr in own_members:
                 base = base.value if isinstance(base, ast.Subscript) else base
-            case ast.Attribute(value=base, attr="items") if isinstance(file.parents.get(node), ast.Call):
+            case ast.Attribute(value=base, attr="items") if isinstance(file.parent(node), ast.Call):
                 pass
             case _:
                 continue

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.scopes import Class, File, Function, Scope
-from ddaudit.auditor.facts.values import Kind, Value, fact_at, made, place
+from ddaudit.auditor.facts.values import Kind, Value, fact_at, made, place, replace
 from ddaudit.auditor.finding import Confidence
 
 if TYPE_CHECKING:
@@ -18,25 +17,33 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.flow import Flow
 
 BUILTINS = frozenset(dir(builtins))
+# Nothing is known of what these are made of.
+BARE = frozenset({Kind.OTHER, Kind.TENSOR, Kind.FUNCTION, Kind.METHOD})
 MAX_DEPTH = 60
 MAX_DOTS = 8
+# Expressions of other types hold nothing that facts are about.
+HOLDING = frozenset(
+    {
+        ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Await, ast.Starred,
+        ast.BinOp, ast.UnaryOp,
+    }
+)  # fmt: skip
 
 
 def evaluate(flow: Flow, expr: ast.expr, scope: Scope, depth: int = 0) -> list[Value]:
     if depth > MAX_DEPTH:
         return []
     depth += 1
+    # What most expressions are, before patterns, which take several times longer.
+    if isinstance(expr, ast.Name):
+        return _name(flow, expr.id, scope)
+    if isinstance(expr, ast.Attribute):
+        return accessed(flow, expr, evaluate(flow, expr.value, scope, depth), scope)
+    if isinstance(expr, ast.Call):
+        return flow.read(("call", expr, None))
+    if type(expr) not in HOLDING:
+        return []
     match expr:
-        case ast.Name(id=name):
-            return _name(flow, name, scope)
-        case ast.Attribute(value=base, attr=attr):
-            held = evaluate(flow, base, scope, depth)
-            if not held and attr == "past_key_values" and _is_named_output(base):
-                fact = fact_at(expr, scope.file, f"`{ast.unparse(base)}` is named like a model's output")
-                return [Value(Kind.CACHE, place(expr, scope.file), Confidence.LIKELY, (fact,))]
-            return [found for value in held for found in attribute(flow, value, attr)]
-        case ast.Call():
-            return flow.read(("call", expr, None))
         case ast.Subscript(value=base, slice=key):
             return _subscript(flow, base, key, scope, expr, depth)
         case ast.IfExp(body=left, orelse=right):
@@ -51,6 +58,15 @@ def evaluate(flow: Flow, expr: ast.expr, scope: Scope, depth: int = 0) -> list[V
         case ast.UnaryOp(op=ast.Invert(), operand=inner):
             return [value for value in evaluate(flow, inner, scope, depth) if value.kind is Kind.TREE_MASK]
     return []
+
+
+def accessed(flow: Flow, expr: ast.Attribute, held: list[Value], scope: Scope) -> list[Value]:
+    """What an attribute holds, `held` being what it is taken from."""
+    base, attr = expr.value, expr.attr
+    if not held and attr == "past_key_values" and _is_named_output(base):
+        fact = fact_at(expr, scope.file, f"`{ast.unparse(base)}` is named like a model's output")
+        return [Value(Kind.CACHE, place(expr, scope.file), Confidence.LIKELY, (fact,))]
+    return [found for value in held for found in attribute(flow, value, attr)]
 
 
 def _is_named_output(base: ast.expr) -> bool:
@@ -80,6 +96,8 @@ def _name(flow: Flow, name: str, scope: Scope) -> list[Value]:
 
 def attribute(flow: Flow, value: Value, attr: str) -> list[Value]:
     """What `attr` of one value holds."""
+    if value.kind in BARE:
+        return []
     match value.kind:
         case Kind.LIBRARY:
             if value.origin.count(".") < MAX_DOTS:
@@ -215,7 +233,7 @@ def unpacks_pair(each: ast.expr | None, loop: ast.AST, file: File) -> bool:
     """Whether a loop takes each thing for a pair: `for k, v in …`, `k, v = each`, `each[0]`."""
     if isinstance(each, ast.Tuple):
         return True
-    body = loop if isinstance(loop, ast.For) else file.parents.get(loop)
+    body = loop if isinstance(loop, ast.For) else file.parent(loop)
     if not isinstance(each, ast.Name) or body is None:
         return False
     for part in ast.walk(body):

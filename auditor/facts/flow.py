@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict, deque
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.calls import annotated, call_result
-from ddaudit.auditor.facts.expressions import evaluate, imported, item, iterate, iterate_item
+from ddaudit.auditor.facts.exhaustion import EXHAUSTION, said
+from ddaudit.auditor.facts.expressions import HOLDING, evaluate, imported, item, iterate, iterate_item
 from ddaudit.auditor.facts.modules import Modules
 from ddaudit.auditor.facts.patching import install
 from ddaudit.auditor.facts.scopes import Class, File, Function, Scope, Source, Variable
-from ddaudit.auditor.facts.values import Kind, Value, fact_at, place
+from ddaudit.auditor.facts.values import Kind, Value, fact_at, place, replace
 from ddaudit.auditor.finding import Confidence
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ MAX_MIXED = 8
 
 # A variable, and one of the ways in which it gets a value.
 Step: TypeAlias = tuple[Variable, Source]
+_BASES: Variable = ("bases", None, None)
+# A step, or the search for the bases of a class.
+Reader: TypeAlias = tuple[Variable, Source | Class]
 
 
 class Flow:
@@ -40,18 +44,28 @@ class Flow:
         self.sources: dict[Variable, list[Source]] = defaultdict(list)
         self._known: set[tuple[Variable, object]] = set()
         self._table: dict[Variable, dict[tuple[Kind, str], Value]] = defaultdict(dict)
-        self._readers: dict[Variable, dict[Step, None]] = defaultdict(dict)
-        self._reading: Step | None = None
+        self._readers: dict[Variable, list[Reader]] = defaultdict(list)
+        """Steps to be taken again when the variable holds more; some twice, which costs less than to ask."""
+        self._reading: Reader | None = None
+        self._bases: dict[Class, tuple[Class | str, ...]] = {}
+        self._heirs: dict[Class, dict[Reader, None]] = defaultdict(dict)
+        """Who asked for the bases of a class."""
         self._queue: deque[Step] = deque()
         self._queued: set[Step] = set()
         self.definitions: dict[str, Function | Class | File] = {}
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
+        self.failed: dict[str, str] = {}
+        """Files about which nothing more can be said, and why."""
         self.copies: set[Function] = set()
         """Functions that take the place of a method which one family's class has itself."""
         self._rivals: dict[tuple[str, Scope, str], bool] = {}
+        self.kinds: set[Kind] = set()
+        """Kinds that any variable holds."""
+        self.packages = {package for file in files.values() for package in file.packages}
         self.managed: set[str] = set()
         """Origins of caches made by `make_cache`, which can go back."""
+        self._attributes_set = {attr for file in files.values() for attr in file.attributes_set}
         self.modules = Modules(files)
         self._mixed: dict[str, list[Class]] = defaultdict(list)
         """Classes with several bases, by the last name of each."""
@@ -65,16 +79,21 @@ class Flow:
                     if len(owner.node.bases) > 1:
                         self._mixed[name].append(owner)
         for file in files.values():
-            for variable, source in file.sources:
+            for step in file.sources:
+                variable, source = step
                 self.sources[variable].append(source)
-                self._push((variable, source))
+                if source.mode != "value" or type(source.expr) in HOLDING:
+                    self._push(step)
         self.solve()
 
     # What rules and later stages ask
 
     def values(self, expr: ast.expr, scope: Scope) -> tuple[Value, ...]:
         """What `expr` can hold, the surest first."""
-        found = {value.key: value for value in evaluate(self, expr, scope)}
+        held = evaluate(self, expr, scope)
+        if len(held) < 2:
+            return tuple(held)
+        found = {value.key: value for value in held}
         return tuple(sorted(found.values(), key=lambda value: (-value.rank, value.kind.name, value.origin)))
 
     def held(self, variable: Variable) -> tuple[Value, ...]:
@@ -95,13 +114,21 @@ class Flow:
                         return ("attribute", self.owner_of(owner, attr) or owner, attr)
         return None
 
+    @contextmanager
+    def reading(self, file: File) -> Iterator[None]:
+        """What reading the file exhausts costs that file alone."""
+        try:
+            yield
+        except EXHAUSTION as error:
+            self.failed[file.source.path] = said(error)
+
     def seed(self, variable: Variable, value: Value) -> None:
         """Let a variable hold a value found by other means; `solve` spreads it."""
         self._grow(variable, [value])
 
     def is_set_anywhere(self, attr: str) -> bool:
         """Whether the repository gives the attribute to an object of another's class."""
-        return any(attr in file.attributes_set for file in self.files.values())
+        return attr in self._attributes_set
 
     @cached_property
     def own_cache_members(self) -> frozenset[str]:
@@ -127,13 +154,36 @@ class Flow:
             step = self._queue.popleft()
             self._queued.discard(step)
             self._reading = step
-            variable, source = step
-            found = list(self.produce(source))
+            try:
+                found = self.produce(step[1])
+            except EXHAUSTION as error:
+                self.failed[step[1].scope.file.source.path] = said(error)
+                found = []
             self._reading = None
-            self._grow(variable, found)
+            if found:
+                self._grow(step[0], found)
 
-    def bases(self, owner: Class) -> Iterator[Class | str]:
-        """Base classes, nearest first: the repository's own, or qualified names of others."""
+    def bases(self, owner: Class) -> tuple[Class | str, ...]:
+        """Base classes, nearest first: the repository's own, or qualified names of others.
+
+        Asked for at every attribute of `self`, so they are kept, and found again when what they are read from grows.
+        """
+        if not owner.node.bases:
+            return ()
+        reading = self._reading
+        if reading is not None and reading not in self._heirs[owner]:
+            self._heirs[owner][reading] = None
+        if owner not in self._bases:
+            # A class below itself has no more bases.
+            self._bases[owner] = ()
+            self._reading = (_BASES, owner)
+            try:
+                self._bases[owner] = tuple(self._find_bases(owner))
+            finally:
+                self._reading = reading
+        return self._bases[owner]
+
+    def _find_bases(self, owner: Class) -> Iterator[Class | str]:
         pending, seen = [owner], {owner}
         while pending:
             current = pending.pop(0)
@@ -169,7 +219,9 @@ class Flow:
         return self._rivals[key]
 
     def method(self, owner: Class, name: str) -> Function | None:
-        for candidate in (owner, *self.bases(owner)):
+        if name in owner.methods:
+            return owner.methods[name]
+        for candidate in self.bases(owner):
             if isinstance(candidate, Class) and name in candidate.methods:
                 return candidate.methods[name]
         return None
@@ -213,6 +265,16 @@ class Flow:
 
     # Solving
 
+    def _again(self, reader: Reader) -> None:
+        """What the reader read has grown."""
+        target, source = reader
+        if isinstance(source, Class):
+            self._bases.pop(source, None)
+            for heir in self._heirs.pop(source, ()):
+                self._again(heir)
+        else:
+            self._push((target, source))
+
     def _push(self, step: Step) -> None:
         if step not in self._queued:
             self._queued.add(step)
@@ -222,23 +284,28 @@ class Flow:
         held = self._table[variable]
         grew = False
         for value in found:
-            old = held.get(value.key)
+            old = held.get(value[:2])
             if old is None:
                 # Of too many the first are kept, and one of each kind: no kind that it can hold is ever forgotten.
                 is_new = len(held) < MAX_VALUES or all(value.kind is not other.kind for other in held.values())
             else:
-                is_new = value.rank > old.rank
+                is_new = value.confidence is not old.confidence and value.rank > old.rank
             if is_new:
-                held[value.key] = value
+                held[value[:2]] = value
+                self.kinds.add(value.kind)
                 grew = True
         if grew:
-            for reader in self._readers[variable]:
-                self._push(reader)
+            # Whoever reads it again says so again.
+            for reader in self._readers.pop(variable, ()):
+                self._again(reader)
 
     def read(self, variable: Variable) -> list[Value]:
         if self._reading is not None:
-            self._readers[variable][self._reading] = None
-        return list(self._table[variable].values()) if variable in self._table else []
+            readers = self._readers[variable]
+            if not readers or readers[-1] is not self._reading:
+                readers.append(self._reading)
+        held = self._table.get(variable)
+        return [*held.values()] if held else []
 
     def add_source(self, variable: Variable, source: Source) -> None:
         if (variable, source.expr) not in self._known:
@@ -246,31 +313,34 @@ class Flow:
             self.sources[variable].append(source)
             self._push((variable, source))
 
-    def produce(self, source: Source) -> Iterable[Value]:
+    def produce(self, source: Source) -> list[Value]:
         """What one way of getting a value gives now."""
+        mode, expr, scope = source.mode, source.expr, source.scope
+        # By the mode alone, the frequent ones first: patterns of whole sources take several times longer.
+        if expr is not None:
+            if mode == "value":
+                return evaluate(self, expr, scope)
+            if mode == "call":
+                return call_result(self, cast("ast.Call", expr), scope)
+            if mode == "annotation":
+                return annotated(self, expr, scope, expr)
+            if mode == "item":
+                return item(self, expr, source.index, scope)
+            if mode == "iterate":
+                return iterate(self, expr, scope)
+            if mode == "iterate-item":
+                return iterate_item(self, expr, source.index, scope)
         match source:
-            case Source(mode="value", expr=ast.expr() as expr):
-                return evaluate(self, expr, source.scope)
-            case Source(mode="item", expr=ast.expr() as expr):
-                return item(self, expr, source.index, source.scope)
-            case Source(mode="iterate", expr=ast.expr() as expr):
-                return iterate(self, expr, source.scope)
-            case Source(mode="iterate-item", expr=ast.expr() as expr):
-                return iterate_item(self, expr, source.index, source.scope)
-            case Source(mode="annotation", expr=ast.expr() as expr):
-                return annotated(self, expr, source.scope, expr)
             case Source(mode="import", target=(str() as module, str() as name, int() as level)):
-                return imported(self, module, name, level, source.scope.file)
+                return imported(self, module, name, level, scope.file)
             case Source(mode="function", target=Function() as function):
-                return [self.defined(Kind.FUNCTION, function, function.node, source.scope.file)]
+                return [self.defined(Kind.FUNCTION, function, function.node, scope.file)]
             case Source(mode="class", target=Class() as owner):
-                return [self.defined(Kind.OWN_CLASS, owner, owner.node, source.scope.file)]
+                return [self.defined(Kind.OWN_CLASS, owner, owner.node, scope.file)]
             case Source(mode="self", target=Function() as function):
                 return self.instance(function) + self._own_cache(function)
-            case Source(mode="call", expr=ast.Call() as call):
-                return call_result(self, call, source.scope)
             case Source(mode="install", expr=ast.expr() as expr, target=ast.Attribute() as target):
-                install(self, target, expr, source.scope)
+                install(self, target, expr, scope)
         return []
 
     def _own_cache(self, function: Function) -> list[Value]:
@@ -324,6 +394,6 @@ def _is_rival(binding: ast.AST, file: File, package: str) -> bool:
     statement: ast.stmt | None = None
     while above is not None and not isinstance(above, ast.ExceptHandler):
         statement = above if statement is None and isinstance(above, ast.stmt) else statement
-        above = file.parents.get(above)
+        above = file.parent(above)
     is_none = isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
     return above is None and not is_none

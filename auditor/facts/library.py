@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 from ddaudit.auditor.facts.values import Kind
 
@@ -120,6 +121,7 @@ def is_attention_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.strip(".") in ATTENTION_NAMES
 
 
+@cache
 def instance_kind(qualified_name: str) -> Kind | None:
     """What an instance of this class is, and what a parameter annotated with it holds."""
     package, _, rest = qualified_name.partition(".")
@@ -140,6 +142,7 @@ def instance_kind(qualified_name: str) -> Kind | None:
     return None
 
 
+@cache
 def is_language_model(name: str) -> bool:
     """A class name of a model with a head, and not that of an abstract base, a factory or a drafter."""
     last = name.rpartition(".")[2]
@@ -154,6 +157,7 @@ def is_model_class(name: str) -> bool:
     return instance_kind(name) in (Kind.MODEL, Kind.BACKBONE)
 
 
+@cache
 def is_stock_class(qualified_name: str) -> bool:
     """A Transformers class that can be loaded as it is, unlike the abstract `…PreTrainedModel`."""
     return (

@@ -6,6 +6,7 @@ import gzip
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 RELEASE = "5.24.0"
 OLDEST = "4.57"
@@ -19,34 +20,56 @@ LOST = DATA.with_name("transformers-lost.json.gz")
 # Old names of "fast" modules and classes are served on demand, by rules of their own, and stand in no list.
 
 
-@cache
-def _modules() -> dict[str, frozenset[str]]:
-    record = json.loads(gzip.decompress(DATA.read_bytes()))
-    return {module: frozenset(names.split()) for module, names in record.items()}
+class _Lists:
+    """Names by what has them, taken apart where they are asked for: apart, all of them fill ten times the memory."""
+
+    def __init__(self, record: dict[str, str]) -> None:
+        self.record = record
+        self._apart: dict[str, tuple[str, ...]] = {}
+
+    def __contains__(self, owner: str) -> bool:
+        return owner in self.record
+
+    def __getitem__(self, owner: str) -> tuple[str, ...]:
+        """Empty where nothing is known."""
+        if owner not in self._apart:
+            self._apart[owner] = tuple(self.record.get(owner, "").split())
+        return self._apart[owner]
+
+
+def _read(path: Path) -> Any:
+    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 @cache
-def _members() -> dict[str, tuple[str, ...]]:
-    record = json.loads(gzip.decompress(MEMBERS.read_bytes()))
-    return {name: tuple(names.split()) for name, names in record.items()}
+def _modules() -> _Lists:
+    return _Lists(_read(DATA))
 
 
 @cache
-def _lost() -> dict[str, dict[str, frozenset[str]]]:
-    record = json.loads(gzip.decompress(LOST.read_bytes()))
-    return {
-        release: {owner: frozenset(names.split()) for owner, names in gone.items()} for release, gone in record.items()
-    }
+def _members() -> _Lists:
+    return _Lists(_read(MEMBERS))
+
+
+@cache
+def _lost() -> dict[str, _Lists]:
+    return {release: _Lists(gone) for release, gone in _read(LOST).items()}
 
 
 def gone_since(name: str) -> str:
     """The release from which a module, a name in one, or a class's member is no more, where it is none of this one."""
     owner, _, last = name.rpartition(".")
     for release, gone in _lost().items():
-        names = gone.get(owner, frozenset())
+        names = gone[owner]
         if name in gone or "*" in names or last in names:
             return release
     return OLDEST
+
+
+def load() -> None:
+    """Read the lists now: processes that are forked later have them."""
+    for read in (_modules, _members, _lost):
+        read()
 
 
 def has_module(module: str) -> bool:
@@ -58,13 +81,13 @@ def has_name(module: str, name: str) -> bool:
     """Whether `from module import name` works."""
     if name.endswith("Fast") or module.endswith("_fast") or name.startswith("__"):
         return True
-    names = _modules().get(module)
-    return names is not None and (name in names or "*" in names or f"{module}.{name}" in _modules())
+    modules = _modules()
+    return module in modules and (name in modules[module] or "*" in modules[module] or f"{module}.{name}" in modules)
 
 
 def attention_classes(module: str) -> tuple[str, ...]:
     """Attention classes of one family's modelling module, in the order of their names."""
-    return tuple(name for name in _members() if name.startswith(f"{module}.") and "Attention" in name)
+    return tuple(name for name in _members().record if name.startswith(f"{module}.") and "Attention" in name)
 
 
 def has_member(owner: str, attr: str) -> bool:
@@ -84,4 +107,4 @@ def is_generate_keyword(name: str) -> bool:
 
 def parameters(function: str) -> tuple[str, ...] | None:
     """Names of a rotary function's parameters; None where nothing is known of it."""
-    return _members().get(function)
+    return _members()[function] or None

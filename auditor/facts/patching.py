@@ -87,6 +87,8 @@ def hook(flow: Flow, call: ast.Call, scope: Scope) -> None:
         case ast.Call(func=ast.Attribute(value=module, attr="register_forward_hook"), args=[given, *_]):
             position = 2
         case _:
+            if not call.keywords:
+                return
             edits = next((keyword.value for keyword in call.keywords if keyword.arg == "edit_output"), None)
             layer = next((k.value for k in call.keywords if k.arg in ("layer", "layers")), None)
             if edits is None or layer is None:

@@ -11,10 +11,12 @@ from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.cache_uses import CacheUse, cache_uses, note_moves
 from ddaudit.auditor.facts.compaction import Compaction, find_compactions
 from ddaudit.auditor.facts.evidence import TEST, add_evidence
+from ddaudit.auditor.facts.exhaustion import EXHAUSTION, said
 from ddaudit.auditor.facts.fixtures import pass_fixtures
 from ddaudit.auditor.facts.flow import Flow
+from ddaudit.auditor.facts.indexing import index
 from ddaudit.auditor.facts.patching import hooked_layer, patched
-from ddaudit.auditor.facts.scopes import Class, File, Function, Scope, index
+from ddaudit.auditor.facts.scopes import Class, File, Function, Scope
 from ddaudit.auditor.facts.tracing import steps
 from ddaudit.auditor.facts.values import Kind, Value, place
 from ddaudit.auditor.finding import Edit, Import
@@ -46,6 +48,12 @@ class FileFacts:
     facts: Facts
     _values: dict[ast.AST, tuple[Value, ...]] = field(default_factory=dict, compare=False, repr=False)
     _matching: dict[object, dict[tuple[ast.AST, bool], bool]] = field(default_factory=dict, compare=False, repr=False)
+
+    def forget(self) -> None:
+        """Let go of what was worked out for this file's own rules: a repository has many files."""
+        self._values.clear()
+        self._matching.clear()
+        self.file.forget()
 
     @property
     def source(self) -> SourceFile:
@@ -99,7 +107,7 @@ class FileFacts:
     # The tree
 
     def parent(self, node: ast.AST) -> ast.AST | None:
-        return self.file.parents.get(node)
+        return self.file.parent(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         return self.file.above(node)
@@ -108,7 +116,7 @@ class FileFacts:
         return next(item for item in (node, *self.ancestors(node)) if isinstance(item, ast.stmt))
 
     def scope(self, node: ast.AST) -> Scope:
-        return self.file.scopes[node]
+        return self.file.scope_of(node)
 
     def function(self, node: ast.AST) -> Function | None:
         return self.scope(node).enclosing_function
@@ -497,13 +505,20 @@ def _tests_legacy(test: ast.expr) -> bool:
     return False
 
 
-def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]]) -> list[FileFacts]:
-    """Facts of all files together, one view a file."""
-    files = {path: index(source, tree) for path, (source, tree) in trees.items()}
+def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]], failed: dict[str, str] | None = None) -> list[FileFacts]:
+    """Facts of all files together, one view a file. Those about which nothing can be said go into `failed`."""
+    files: dict[str, File] = {}
+    failed = {} if failed is None else failed
+    for path, (source, tree) in trees.items():
+        try:
+            files[path] = index(source, tree)
+        except EXHAUSTION as error:
+            failed[path] = said(error)
     flow = Flow(files)
     pass_fixtures(flow)
     add_evidence(flow)
     uses = cache_uses(flow)
     views = [FileFacts(file, Facts(flow, uses)) for file in files.values()]
     note_moves(views, uses)
+    failed |= flow.failed
     return views

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import chain, count, takewhile
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts.scopes import Class, Function, Scope, Source, Variable
@@ -52,7 +53,9 @@ def _variables(flow: Flow, expr: ast.expr, scope: Scope) -> Iterator[Variable]:
                 for called in flow.values(function, scope):
                     target = flow.definition(called)
                     if called.kind in (Kind.FUNCTION, Kind.METHOD) and isinstance(target, Function):
-                        yield from (key for key in flow.sources if key[0] == "return" and key[1] is target)
+                        yield from takewhile(
+                            flow.sources.__contains__, (("return", target, i) for i in chain([None], count()))
+                        )
 
 
 def _before(flow: Flow, source: Source) -> tuple[ast.expr, Scope] | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddaudit.auditor.finding import Confidence
 
@@ -51,9 +50,11 @@ class Kind(Enum):
     LIBRARY = "name of another package"
     OTHER = "result of another package's call"
 
+    # A member is one object. By name, as `Enum` has it, hashing calls Python code, millions of times a scan.
+    __hash__ = object.__hash__
 
-@dataclass(frozen=True, slots=True)
-class Value:
+
+class Value(NamedTuple):
     """One thing a name can hold. Two values with the same kind and origin are the same thing."""
 
     kind: Kind
@@ -70,6 +71,22 @@ class Value:
     @property
     def rank(self) -> int:
         return RANK[self.confidence]
+
+
+def replace(
+    value: Value,
+    kind: Kind | None = None,
+    origin: str | None = None,
+    confidence: Confidence | None = None,
+    evidence: tuple[str, ...] | None = None,
+) -> Value:
+    """The value with these fields changed."""
+    return Value(
+        kind or value.kind,
+        origin or value.origin,
+        confidence or value.confidence,
+        value.evidence if evidence is None else evidence,
+    )
 
 
 def made(kind: Kind, node: ast.AST, file: File, fact: str, by: Value | None = None) -> Value:

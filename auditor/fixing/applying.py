@@ -53,21 +53,19 @@ def apply_fixes(
     refused; where that goes for the file as a whole, Unproven is raised, or what parsing raises.
     """
     # LibCST takes long to import, and most runs edit nothing.
-    from ddaudit.auditor.fixing.concrete import Concrete
     from ddaudit.auditor.fixing.proof import check_imports, faults
 
     findings = sorted(findings, key=_outer_first)
     needs = ImportNeeds(source)
     refused: dict[Finding, str] = {}
-    before: Concrete | None = None
     while True:
         fixes, deferred = _choose(source, needs, findings, refused)
         if not fixes:
             return Applied(source, (), (), deferred, _left(refused))
-        before = before or Concrete(source)
         edits = tuple(edit for group in fixes for edit in group)
-        after = _fixed(source, edits)
-        wrong = faults(before, edits, after)
+        before, short, after = _trees(source, edits)
+        found = faults(before, short, after)
+        wrong = {edit: found[moved] for edit, moved in zip(edits, short, strict=True) if moved in found}
         if not wrong:
             break
         for group, served in fixes.items():
@@ -79,16 +77,17 @@ def apply_fixes(
             needs.add(finding.fix)
 
     steps = [_followable(source, edits)]
+    now = splice(source, edits)
     for make, allowed in (
         (needs.edits, needs.missing),
         (lambda now: drop_unused(original or source, now, others), ()),
     ):
-        now = after.source
         if edits := with_newlines(now, make(now)):
-            before, after = after, _fixed(now, edits)
+            before, _, after = _trees(now, edits)
             check_imports(before, after, allowed)
             steps.append(_followable(now, edits))
-    return Applied(after.source, tuple(steps), applied, deferred, _left(refused))
+            now = splice(now, edits)
+    return Applied(now, tuple(steps), applied, deferred, _left(refused))
 
 
 def _choose(
@@ -117,13 +116,18 @@ def _choose(
     return fixes, tuple(deferred)
 
 
-def _fixed(source: SourceFile, edits: Sequence[Edit]) -> Concrete:
+def _trees(source: SourceFile, edits: Sequence[Edit]) -> tuple[Concrete, tuple[Edit, ...], Concrete]:
+    """What has to be proven: the text before, the edits and the text after, where they differ and around it."""
     from ddaudit.auditor.fixing.concrete import Concrete, Unproven
+    from ddaudit.auditor.fixing.reducing import reduced
 
+    after = splice(source, edits)
     try:
-        return Concrete(splice(source, edits))
+        after.parse()
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unproven(f"the fixed text does not parse: {error}") from error
+    short, moved, short_after = reduced(source, edits, after)
+    return Concrete(short), moved, Concrete(short_after)
 
 
 def _followable(source: SourceFile, edits: Sequence[Edit]) -> tuple[Edit, ...]:

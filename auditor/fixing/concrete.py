@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Far deeper, LibCST's parser overflows the stack, which nothing can catch.
 MAX_DEPTH = 1000
+# Characters of code near edits. Two such trees take four seconds and 200 MiB.
+MAX_SIZE = 80_000
 _LAYOUT = (cst.BaseParenthesizableWhitespace, cst.TrailingWhitespace, cst.EmptyLine, cst.Newline, cst.Comment)
 _STRINGS = (cst.FormattedString, cst.TemplatedString)
 _BLOCKS = (cst.Module, cst.IndentedBlock, cst.SimpleStatementLine, cst.SimpleStatementSuite)
@@ -39,6 +41,8 @@ class Concrete:
 
     def __init__(self, source: SourceFile) -> None:
         """Raises Unproven, or what Python's parser raises."""
+        if len(source.text) > MAX_SIZE:
+            raise Unproven(f"{len(source.text)} characters are too many to prove edits in")
         self.source, self.tree = source, source.parse()
         if _depth(self.tree) > MAX_DEPTH:
             raise Unproven("it is nested too deeply for LibCST")

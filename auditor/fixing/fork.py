@@ -7,12 +7,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddaudit.auditor.engine import markers, scan_sources
+from ddaudit.auditor.engine import scan_sources
 from ddaudit.auditor.facts.entries import entries_of
 from ddaudit.auditor.fixing.patch import patch
 from ddaudit.auditor.fixing.settling import Settled, settle
 from ddaudit.auditor.reports.scan_report import tool_version
 from ddaudit.auditor.rule import select_rules
+from ddaudit.auditor.scanning.examining import markers
 from ddaudit.auditor.sources.selection import select_files
 from ddaudit.auditor.sources.source import Skipped, read_tree
 from ddaudit.auditor.targets.releases import choose
@@ -114,9 +115,7 @@ def _plan(
 
     def scan(sources: Mapping[str, SourceFile]) -> tuple[Finding, ...]:
         nonlocal skipped
-        result = scan_sources(sources, tree.skipped, select=select, ignore=ignore).on(releases)
-        if only is not None:
-            result = result.only(only)
+        result = scan_sources(sources, tree.skipped, names=only, select=select, ignore=ignore).on(releases)
         skipped = result.skipped
         return result.findings
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ddaudit.auditor.facts.scopes import File, Scope, ScopeNode, index
+from ddaudit.auditor.facts.indexing import index
 from ddaudit.auditor.finding import Edit, Fix, Import
 from ddaudit.auditor.fixing.import_place import asks, insert_import, line_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ddaudit.auditor.facts.scopes import File, Scope, ScopeNode
     from ddaudit.auditor.sources.source import SourceFile
 
 MAX_LINE = 110
@@ -57,9 +58,9 @@ class ImportNeeds:
     def _is_bound_at_run_time(self, scope: Scope, name: str) -> bool:
         """Whether a binding of the name stands outside `if TYPE_CHECKING:`."""
         for node in scope.names[name]:
-            parent = self.file.parents.get(node)
+            parent = self.file.parent(node)
             while parent is not None and not (isinstance(parent, ast.If) and asks(parent, "TYPE_CHECKING")):
-                parent = self.file.parents.get(parent)
+                parent = self.file.parent(parent)
             if parent is None:
                 return True
         return False
@@ -71,12 +72,12 @@ class ImportNeeds:
 
     @cached_property
     def _scopes(self) -> list[Scope]:
-        return [scope for scope in set(self.file.scopes.values()) if scope is not self.file.scope]
+        return self.file.scopes[1:]
 
     @cached_property
     def _unbound(self) -> set[str]:
         reads = (node for node in self.file.nodes if isinstance(node, ast.Name))
-        return {node.id for node in reads if self.file.scopes[node].find(node.id) is None}
+        return {node.id for node in reads if self.file.scope_of(node).find(node.id) is None}
 
 
 def add_imports(source: SourceFile, needed: set[Import]) -> tuple[Edit, ...]:

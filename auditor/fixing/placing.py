@@ -177,15 +177,23 @@ def _walk(root: Path, unread: dict[str, str]) -> Iterator[tuple[str, Path]]:
             unread[folder.relative_to(root).as_posix()] = error.strerror or str(error)
             continue
         for child in children:
+            name = child.relative_to(root).as_posix()
+            try:
+                # A folder that may be listed and not entered has names and no files.
+                info = child.lstat()
+            except OSError as error:
+                unread[name] = error.strerror or str(error)
+                continue
             if child.name in CACHES or _is_environment(child):
                 continue
-            yield child.relative_to(root).as_posix(), child
-            if child.is_dir() and not child.is_symlink():
+            yield name, child
+            if stat.S_ISDIR(info.st_mode):
                 pending.append(child)
 
 
 def _is_environment(folder: Path) -> bool:
-    return (folder / "pyvenv.cfg").is_file() or (folder / "conda-meta").is_dir()
+    # By `os.path`, which says no where a folder may not be entered; pathlib raises.
+    return os.path.isfile(folder / "pyvenv.cfg") or os.path.isdir(folder / "conda-meta")
 
 
 def _contents(folder: Path) -> dict[str, tuple[int, str]]:

@@ -19,9 +19,9 @@ from ddaudit.auditor.sources.source import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddaudit.auditor.engine import ScanResult
     from ddaudit.auditor.facts.asking import Known
     from ddaudit.auditor.facts.values import Value
+    from ddaudit.auditor.scanning.result import ScanResult
     from ddaudit.auditor.sources.source import Skipped
     from ddaudit.auditor.targets.releases import Releases
 
@@ -60,6 +60,7 @@ def json_object(result: ScanResult) -> str:
         "skipped": [
             {"path": entry.path, "reason": entry.reason.value, "detail": entry.detail} for entry in result.skipped
         ],
+        "limits": list(result.limits),
         "summary": summary(result),
     }
     if result.releases is not None:
@@ -100,6 +101,9 @@ def text(result: ScanResult, width: int = WIDTH, *, why: bool = False) -> Iterat
         yield ""
     if result.neutrality is not None:
         yield from _verified(result, width)
+        yield ""
+    for limit in result.limits:
+        yield from wrap(f"limit: {limit}", width, "", "  ")
         yield ""
     if result.releases is not None:
         yield from release_lines(result.releases, result.findings, width)

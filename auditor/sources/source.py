@@ -43,7 +43,8 @@ class SkipReason(str, Enum):
     SYMLINK = "symlink"
     EXCLUDED = "excluded"
     UNREADABLE = "unreadable"
-    CRASH = "crash"
+    TIMEOUT = "timeout"
+    CRASH = "worker crash"
 
 
 @dataclass(frozen=True, order=True)
@@ -69,6 +70,11 @@ class SourceFile:
     text: str
     encoding: str = "utf-8"
     bom: bool = False
+
+    @property
+    def size(self) -> int:
+        """Characters, as good as bytes."""
+        return len(self.text)
 
     def encode(self) -> bytes:
         return (codecs.BOM_UTF8 if self.bom else b"") + self.text.encode(self.encoding)
@@ -129,6 +135,8 @@ class SourceFile:
         return found
 
     def has_comment(self, start: int, end: int) -> bool:
+        if "#" not in self.text[start:end]:
+            return False
         at = bisect.bisect_left(self.comments, start)
         return at < len(self.comments) and self.comments[at] < end
 
@@ -153,6 +161,26 @@ def decode(path: str, data: bytes) -> SourceFile:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """A file that is there to be read."""
+
+    name: str
+    """Relative to the root, with forward slashes."""
+    file: Path
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every Python file below the given paths, not read yet, by name; what cannot be is left out with the reason."""
+
+    root: Path
+    files: dict[str, Listed]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True)
 class Tree:
     """Every Python file below the given paths, read once."""
 
@@ -161,8 +189,8 @@ class Tree:
     skipped: tuple[Skipped, ...]
 
 
-def read_tree(paths: Sequence[Path], root: Path | None = None) -> Tree:
-    """Files at or below `paths`. Paths of the result are relative to `root`: the one folder given, or what they share.
+def list_tree(paths: Sequence[Path], root: Path | None = None) -> Listing:
+    """Files at or below `paths`. Names are relative to `root`: the one folder given, or what the paths share.
 
     Raises FileNotFoundError for a path that does not exist and ValueError where no Python file is found.
     """
@@ -170,28 +198,55 @@ def read_tree(paths: Sequence[Path], root: Path | None = None) -> Tree:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist")
     root = root or shared_root(paths)
-    sources: dict[str, SourceFile] = {}
+    files: dict[str, Listed] = {}
     skipped: dict[str, Skipped] = {}
     for file in _discover(paths, root, skipped):
         name = _relative(file, root)
-        if name in sources or name in skipped:
+        if name in files or name in skipped:
             continue
         try:
             status = file.stat()
-            if not stat.S_ISREG(status.st_mode):
-                # Reading a pipe waits for its writer, a device may never end.
-                skipped[name] = Skipped(name, SkipReason.UNREADABLE, "it is no regular file")
-            elif status.st_size > MAX_BYTES:
-                skipped[name] = Skipped(name, SkipReason.TOO_LARGE, f"{status.st_size} bytes, the limit is {MAX_BYTES}")
-            else:
-                sources[name] = decode(name, file.read_bytes())
         except OSError as error:
-            skipped[name] = Skipped(name, SkipReason.UNREADABLE, error.strerror or str(error))
-        except (SyntaxError, ValueError, LookupError) as error:
-            skipped[name] = Skipped(name, SkipReason.ENCODING, str(error))
-    if not sources and not any(entry.is_failure for entry in skipped.values()):
+            skipped[name] = _unreadable(name, error)
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            # Reading a pipe waits for its writer, a device may never end.
+            skipped[name] = Skipped(name, SkipReason.UNREADABLE, "it is no regular file")
+        elif status.st_size > MAX_BYTES:
+            skipped[name] = Skipped(name, SkipReason.TOO_LARGE, f"{status.st_size} bytes, the limit is {MAX_BYTES}")
+        else:
+            files[name] = Listed(name, file, status.st_size)
+    if not files and not any(entry.is_failure for entry in skipped.values()):
         raise ValueError(f"no Python file in {', '.join(map(str, paths))}")
-    return Tree(root, dict(sorted(sources.items())), tuple(sorted(skipped.values())))
+    return Listing(root, dict(sorted(files.items())), tuple(sorted(skipped.values())))
+
+
+def read_listed(listed: Listed) -> SourceFile | Skipped:
+    """The file's text, or why it cannot be read."""
+    try:
+        return decode(listed.name, listed.file.read_bytes())
+    except OSError as error:
+        return _unreadable(listed.name, error)
+    except (SyntaxError, ValueError, LookupError) as error:
+        return Skipped(listed.name, SkipReason.ENCODING, str(error))
+
+
+def read_tree(paths: Sequence[Path], root: Path | None = None) -> Tree:
+    """The files of `list_tree`, read; raises as it does."""
+    listing = list_tree(paths, root)
+    sources: dict[str, SourceFile] = {}
+    skipped = list(listing.skipped)
+    for name, listed in listing.files.items():
+        found = read_listed(listed)
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        else:
+            sources[name] = found
+    return Tree(listing.root, sources, tuple(sorted(skipped)))
+
+
+def _unreadable(name: str, error: OSError) -> Skipped:
+    return Skipped(name, SkipReason.UNREADABLE, error.strerror or str(error))
 
 
 def shared_root(paths: Sequence[Path]) -> Path:
