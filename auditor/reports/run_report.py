@@ -181,7 +181,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
     A column without a figure is left out.
     """
-    used = [i for i in range(len(_COLUMNS)) if i == 0 or any(row[i] for row in rows)]
+    used = [i for i in range(len(_COLUMNS)) if i == 0 or not rows or any(row[i] for row in rows)]
     table = [[row[i] for i in used] for row in (_COLUMNS, *rows)]
     figures = [max(len(row[i]) for row in table) for i in range(1, len(used))]
     room = _WIDTH - sum(figures) - 2 * len(figures)
