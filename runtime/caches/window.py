@@ -23,6 +23,12 @@ def node_index(nodes: tuple[int, ...], device: torch.device) -> torch.Tensor:
         return torch.tensor(nodes, dtype=torch.long, device=device)
 
 
+def parents_in(tree: torch.Tensor) -> torch.Tensor:
+    """`[T]`: each node's parent, the latest earlier node that it sees in `tree` `[T, T]`; ROOT where it sees none."""
+    count = torch.arange(1, len(tree) + 1, device=tree.device)
+    return (tree.tril(-1) * count).amax(dim=-1) - 1
+
+
 def visible_in(mask: torch.Tensor) -> torch.Tensor:
     """A boolean mask, True: visible, from one that is boolean already or additive (a large negative number: hidden)."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
@@ -206,10 +212,7 @@ class WindowReading:
                 "the 4-D attention mask hides committed tokens, which a recurrent layer cannot: "
                 "its state already holds them"
             )
-        length = self.length
-        earlier = torch.tril(tree, diagonal=-1)
-        # The parent is the latest node seen; position 0 stands for the root.
-        parents = (earlier * torch.arange(1, length + 1)).amax(dim=-1) - 1
+        length, parents = self.length, parents_in(tree)
         with_root = torch.cat([torch.zeros(1, length, dtype=torch.bool), tree])
         if not torch.equal(tree, with_root[parents + 1] | torch.eye(length, dtype=torch.bool)):
             raise ValueError(

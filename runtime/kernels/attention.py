@@ -5,6 +5,8 @@ On CUDA with Triton, `fused_attention` does the same.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ddaudit.runtime.kernels import has_triton
@@ -79,20 +81,7 @@ def _(
 if has_triton():
 
     @tree_attention.register_kernel("cuda")
-    def _(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        key_buffer: torch.Tensor,
-        value_buffer: torch.Tensor,
-        start: torch.Tensor,
-        visible: torch.Tensor,
-        offsets: torch.Tensor,
-        scale: float,
-        window: int,
-    ) -> torch.Tensor:
+    def _(*arguments: Any) -> Any:
         from ddaudit.runtime.kernels import fused_attention
 
-        return fused_attention.attend(
-            query, key, value, key_buffer, value_buffer, start, visible, offsets, scale, window
-        )
+        return fused_attention.attend(*arguments)

@@ -5,6 +5,8 @@ The reference is `gated_delta.convolve`; on CUDA with Triton, `fused_convolution
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ddaudit.runtime.caches import gated_delta
@@ -56,15 +58,7 @@ def _(
 if has_triton():
 
     @tree_convolution.register_kernel("cuda")
-    def _(
-        inputs: torch.Tensor,
-        state: torch.Tensor,
-        taps: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        has_silu: bool,
-        inputs_out: torch.Tensor,
-    ) -> torch.Tensor:
+    def _(*arguments: Any) -> Any:
         from ddaudit.runtime.kernels import fused_convolution
 
-        return fused_convolution.convolve(inputs, state, taps, weight, bias, has_silu, inputs_out)
+        return fused_convolution.convolve(*arguments)

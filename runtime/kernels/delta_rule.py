@@ -5,6 +5,8 @@ The reference is `ddaudit.runtime.caches.gated_delta`; on CUDA with Triton, `fus
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ddaudit.runtime.caches import gated_delta
@@ -103,31 +105,13 @@ def _(
 if has_triton():
 
     @tree_delta_rule.register_kernel("cuda")
-    def _(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        state: torch.Tensor,
-        ancestors: torch.Tensor,
-        keys_out: torch.Tensor,
-        writes_out: torch.Tensor,
-        decay_out: torch.Tensor,
-    ) -> torch.Tensor:
+    def _(*arguments: Any) -> Any:
         from ddaudit.runtime.kernels import fused_delta_rule
 
-        return fused_delta_rule.verify(query, key, value, g, beta, state, ancestors, keys_out, writes_out, decay_out)
+        return fused_delta_rule.verify(*arguments)
 
     @commit_delta_rule.register_kernel("cuda")
-    def _(
-        state: torch.Tensor,
-        keys: torch.Tensor,
-        writes: torch.Tensor,
-        decay: torch.Tensor,
-        path: torch.Tensor,
-        num: torch.Tensor,
-    ) -> None:
+    def _(*arguments: Any) -> Any:
         from ddaudit.runtime.kernels import fused_delta_rule
 
-        fused_delta_rule.commit(state, keys, writes, decay, path, num)
+        return fused_delta_rule.commit(*arguments)

@@ -7,7 +7,6 @@ of both to its cache, so its shapes are as many as a block has accepted lengths.
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 from transformers.cache_utils import DynamicLayer
 
-from ddaudit.runtime.caches.mode import note_graph, note_refusal, replay_wanted
+from ddaudit.runtime.caches.mode import note_graph, replay_wanted
 from ddaudit.runtime.errors import describe
-from ddaudit.runtime.replay.errors import NotReplayable
+from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
 from ddaudit.runtime.replay.memory import KeyValues, unseat
 from ddaudit.runtime.replay.static_window import StaticWindow
@@ -35,7 +34,7 @@ class DraftWindow(StaticWindow):
     """A draft block that sees all that is cached, the new context and itself, in both directions."""
 
     def __init__(self, start: torch.Tensor, key_values: KeyValues) -> None:
-        super().__init__(0, start, key_values, None, set())
+        super().__init__(0, start, key_values, None)
         self.is_causal = False
         self.num_new = 0
         """Keys that the forward appends, once it has run."""
@@ -69,7 +68,7 @@ class DrafterGraphs:
         self._key_values: KeyValues | None = None
         self._start: torch.Tensor | None = None
         self._stages: dict[Any, _Stage] = {}
-        self._refused: dict[Any, str] = {}
+        self._refused: Refusals[Any] = Refusals()
         self._pool: Any = None
 
     def forward(self, kwargs: dict[str, Any]) -> Any:
@@ -143,13 +142,8 @@ class DrafterGraphs:
         return output
 
     def _refuse(self, key: Any, reason: str) -> None:
-        is_new = reason not in self._refused.values()
-        self._refused[key] = reason
         self._stages.pop(key, None)
-        if is_new:
-            text = f"{type(self._drafter()).__name__} drafts eagerly: {reason}"
-            note_refusal(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        self._refused.add(key, reason, f"{type(self._drafter()).__name__} drafts eagerly")
 
 
 def _is_served(cache: Any) -> bool:
@@ -177,7 +171,7 @@ def _difference(output: Any, expected: Any) -> str:
     for mine, stock in zip(ours, theirs, strict=True):
         if not isinstance(stock, torch.Tensor):
             continue
-        difference = float((mine.double() - stock.double()).norm() / stock.double().norm())
+        difference = relative_difference(mine, stock)
         if not difference <= (1e-3 if stock.dtype == torch.float32 else 5e-2):
             return f"its graph gives something else than its own code, by {difference:.1e}"
     return ""

@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ddaudit.runtime.replay.errors import NotReplayable
+from ddaudit.runtime.replay.errors import NotReplayable, relative_difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -246,8 +246,8 @@ def _viewed(node: Any) -> Any:
 
 
 def _check(output: torch.Tensor, expected: torch.Tensor, index: int) -> None:
-    difference = (output.double() - expected.double()).norm() / expected.double().norm()
+    difference = relative_difference(output, expected)
     tolerance = TOLERANCE.get(output.dtype, 2e-2)
     # Written so that not-a-number does not pass.
-    if not bool(difference <= tolerance):
-        raise NotReplayable(f"layer {index}, compiled, differs from the stock layer by {float(difference):.1e}")
+    if not difference <= tolerance:
+        raise NotReplayable(f"layer {index}, compiled, differs from the stock layer by {difference:.1e}")

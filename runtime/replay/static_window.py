@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ddaudit.runtime.caches import gated_delta
 from ddaudit.runtime.caches.delta_window import GatedDeltaWindow
-from ddaudit.runtime.caches.window import ROOT
+from ddaudit.runtime.caches.window import ROOT, parents_in
 from ddaudit.runtime.replay import ops
 from ddaudit.runtime.replay.errors import NotReplayable
 
@@ -31,9 +31,7 @@ class StaticWindow:
     Tensors are filled before each replay and never replaced.
     """
 
-    def __init__(
-        self, length: int, start: torch.Tensor, key_values: KeyValues, states: States | None, kernel_sizes: set[int]
-    ) -> None:
+    def __init__(self, length: int, start: torch.Tensor, key_values: KeyValues, states: States | None) -> None:
         device = start.device
         self.length = length
         self.start = start
@@ -41,7 +39,8 @@ class StaticWindow:
         self.key_values = key_values
         self.visible = torch.eye(length, dtype=torch.bool, device=device)
         """`[T, T]`: the nodes that each node sees, itself included."""
-        self.taps = {size: torch.zeros(length, size, dtype=torch.long, device=device) for size in kernel_sizes}
+        sizes = {state.shape[-1] for state in states.convolution.values()} if states else set()
+        self.taps = {size: torch.zeros(length, size, dtype=torch.long, device=device) for size in sizes}
         """`[T, kernel]` as `Window.taps`, a convolution size."""
         self.is_causal = True
         """What attention modules must say of themselves."""
@@ -68,10 +67,7 @@ class StaticWindow:
 
     def prepare(self) -> None:
         """What follows from `visible`: where each node's convolution reads."""
-        earlier = self.visible.tril(-1)
-        count = torch.arange(1, self.length + 1, device=self.visible.device)
-        # The parent is the latest earlier node that is seen; none at all stands for the root.
-        parents = (earlier * count).amax(dim=-1) - 1
+        parents = parents_in(self.visible)
         for size, taps in self.taps.items():
             at = torch.arange(self.length, device=parents.device)
             for column in reversed(range(size)):

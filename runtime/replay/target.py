@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from ddaudit.runtime.caches.mode import note_graph, note_refusal
+from ddaudit.runtime.caches.mode import note_graph
 from ddaudit.runtime.caches.takeover import cache_argument, install
 from ddaudit.runtime.kernels.delta_rule import commit_delta_rule
 from ddaudit.runtime.models.architecture import decoder_layers, marked_like, text_config
-from ddaudit.runtime.replay.errors import NotReplayable
+from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
 from ddaudit.runtime.replay.memory import KeyValues, States, unseat
 from ddaudit.runtime.replay.regions import Regions, inductor
@@ -74,7 +73,7 @@ class TargetGraphs:
         self._start: torch.Tensor | None = None
         self._stages: dict[int, _Stage] = {}
         self._pool: Any = None
-        self._refused: dict[int, str] = {}
+        self._refused: Refusals[int] = Refusals()
 
     # -- what a forward is ----------------------------------------------------------------------------------------
 
@@ -142,7 +141,7 @@ class TargetGraphs:
 
     def prove(self, length: int, logits: torch.Tensor, expected: torch.Tensor) -> bool:
         """Hold a replayed forward against the eager one; a graph that gives something else is not used again."""
-        difference = float((logits.double() - expected.double()).norm() / expected.double().norm())
+        difference = relative_difference(logits, expected)
         # Random weights at 27B differ by a tenth between any two kernels in bfloat16, and a wrong mask by 1.
         if difference <= (1e-3 if logits.dtype == torch.float32 else 0.4):
             self._stages[padded(length)].is_proven = True
@@ -213,8 +212,7 @@ class TargetGraphs:
     def _make_stage(self, length: int) -> _Stage:
         assert self._key_values is not None and self._start is not None
         device = self._start.device
-        sizes = {state.shape[-1] for state in self._states.convolution.values()} if self._states else set()
-        window = StaticWindow(length, self._start, self._key_values, self._states, sizes)
+        window = StaticWindow(length, self._start, self._key_values, self._states)
         for index, mixer in self._mixers.items():
             assert self._states is not None and mixer.over_tree is not None
             place = self._states.place(index)
@@ -313,11 +311,10 @@ class TargetGraphs:
         if wanted is None:
             wanted = getattr(self.model.config, "output_hidden_states", False)
         states: tuple[torch.Tensor | None, ...] | None = None
-        if wanted is True:
-            states = tuple(marked_like(state, state[:, :length].clone(), length) for state in hidden_states)
-        elif wanted:
+        if wanted:
             # A list of indices (Transformers 5.24): the others are None.
-            chosen = {index % len(hidden_states) for index in wanted}
+            indices = range(len(hidden_states)) if wanted is True else wanted
+            chosen = {index % len(hidden_states) for index in indices}
             states = tuple(
                 marked_like(state, state[:, :length].clone(), length) if index in chosen else None
                 for index, state in enumerate(hidden_states)
@@ -325,13 +322,8 @@ class TargetGraphs:
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=states)
 
     def _refuse(self, length: int, reason: str) -> None:
-        is_new = reason not in self._refused.values()
-        self._refused[length] = reason
         self._stages.pop(length, None)
-        if is_new:
-            text = f"windows of {length} tokens run eagerly on {type(self.model).__name__}: {reason}"
-            note_refusal(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        self._refused.add(length, reason, f"windows of {length} tokens run eagerly on {type(self.model).__name__}")
 
 
 def _commit_inputs(states: torch.Tensor, inputs: torch.Tensor, path: torch.Tensor, num: torch.Tensor) -> None:
