@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,6 +43,17 @@ class AttentionCase:
     num_key_heads: int = 2
     head_size: int = 16
     batch: int = 1
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """A window with a weight `[num_rows, num_columns]`."""
+
+    num_nodes: int
+    num_rows: int
+    num_columns: int
+    pieces: int = 1
     dtype: torch.dtype = torch.float32
 
 
@@ -182,6 +193,19 @@ def attention_errors(case: AttentionCase, attend: Callable, device: str = "cpu")
     return errors
 
 
+def product_error(case: ProductCase, row_product: Callable, split_product: Callable, device: str = "cpu") -> float:
+    """One token goes by `row_product`."""
+    generator = torch.Generator().manual_seed(case.num_nodes)
+    inputs, weight = (
+        torch.randn(rows, case.num_columns + 16, generator=generator)[:, : case.num_columns].to(device, case.dtype)
+        for rows in (case.num_nodes, case.num_rows)
+    )
+    expected = inputs.double() @ weight.double().T
+    if case.num_nodes == 1:
+        return error(row_product(inputs, weight), expected)
+    return error(split_product(inputs, weight, case.pieces).sum(0), expected)
+
+
 DELTA_CASES = [
     *(DeltaCase(T) for T in (1, 2, 15, 16, 17, 33, 64, 65, 130)),
     DeltaCase(64, "chain"),
@@ -205,6 +229,14 @@ ATTENTION_CASES = [
     AttentionCase(16, past=100, num_new=21, batch=2, head_size=256),
     AttentionCase(8, past=150, num_new=90, batch=2, num_heads=6, head_size=80, window=64),
 ]
+PRODUCT_CASES = [
+    ProductCase(1, 70, 1000),
+    ProductCase(2, 70, 640, pieces=2),
+    ProductCase(16, 64, 1000, pieces=3),
+    ProductCase(64, 130, 520, pieces=2),
+    ProductCase(65, 70, 700, pieces=4),
+    ProductCase(80, 70, 700),
+]
 
 
 # Those that walk different ways through the fused kernels: interpreting and compiling take time.
@@ -212,15 +244,17 @@ DISTINCT_DELTA_CASES = [case for case in DELTA_CASES if case.num_nodes in (1, 17
 DISTINCT_ATTENTION_CASES = [case for case in ATTENTION_CASES if case.num_nodes in (1, 8, 17, 33)]
 
 
-def interpreted() -> dict[str, dict[str, float]]:
+def interpreted() -> dict[str, Any]:
     """Errors of the fused kernels through Triton's interpreter, which has no bfloat16 products."""
-    from ddaudit.runtime.kernels import fused_attention, fused_delta_rule
+    from ddaudit.runtime.kernels import fused_attention, fused_delta_rule, fused_product
 
-    errors = {}
+    errors: dict[str, Any] = {}
     for case in DISTINCT_DELTA_CASES:
         errors[str(case)] = delta_errors(case, fused_delta_rule.verify, fused_delta_rule.commit)
     for case in DISTINCT_ATTENTION_CASES:
         errors[str(case)] = attention_errors(case, fused_attention.attend)
+    for case in PRODUCT_CASES:
+        errors[str(case)] = product_error(case, fused_product.row_product, fused_product.split_product)
     return errors
 
 

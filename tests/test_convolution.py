@@ -49,7 +49,7 @@ from ddaudit.runtime.kernels import fused_convolution
 from ddaudit.runtime.kernels.convolution import tree_convolution
 
 torch.manual_seed(0)
-for parents, channels in (((ROOT,), 40), ((ROOT, 0, 0, 1, ROOT, 4, 5), 600)):
+for parents, channels in (((ROOT,), 40), ((ROOT, 0, 0, 1, ROOT, 4, 5), 600), ((ROOT, *range(32)), 40)):
     length = len(parents)
     taps = Window(9, length, parents).taps(4, torch.device("cpu"))
     inputs, state = torch.randn(2, length, channels + 13)[..., 5 : 5 + channels], torch.randn(2, channels, 4)

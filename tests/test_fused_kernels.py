@@ -16,15 +16,18 @@ from kernel_cases import ATTENTION_CASES, DELTA_CASES, AttentionCase, DeltaCase
 from ddaudit.runtime.kernels import has_triton
 from ddaudit.runtime.kernels.attention import tree_attention
 from ddaudit.runtime.kernels.delta_rule import commit_delta_rule, tree_delta_rule
+from ddaudit.runtime.kernels.product import row_product, split_product
 
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 6e-3}
-"""What the output's own dtype allows; the state is float32 whatever the inputs are."""
+"""What the output's own dtype allows."""
+STATE_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-3}
+"""The state is float32 whatever the inputs are, but on a GPU bfloat16 ones are multiplied in tf32."""
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def tolerance(case: DeltaCase | AttentionCase, of: str) -> float:
-    exact = ROUNDING[torch.float32 if of.startswith("state") else case.dtype]
+    exact = (STATE_ROUNDING if of.startswith("state") else ROUNDING)[case.dtype]
     # The decay between two nodes is a difference of sums that are large where tokens forget everything.
     return max(exact, 1e-4) if getattr(case, "shape", "") == "fading" else exact
 
@@ -60,6 +63,23 @@ def test_compilers_are_told_the_truth_about_the_ops() -> None:
     torch.library.opcheck(tree_attention, inputs)
 
 
+@pytest.mark.parametrize("pieces", [1, 3, 7])
+def test_the_pieces_of_a_product_add_up(pieces: int) -> None:
+    inputs, weight = torch.randn(5, 50, dtype=torch.float64), torch.randn(9, 50, dtype=torch.float64)
+    parts = split_product(inputs.float(), weight.float(), pieces)
+    assert parts.shape == (pieces, 5, 9)
+    assert kernel_cases.error(parts.sum(0), inputs @ weight.T) <= ROUNDING[torch.float32]
+    assert kernel_cases.error(row_product(inputs[:1], weight), inputs[:1] @ weight.T) <= 1e-12
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("case", kernel_cases.PRODUCT_CASES, ids=str)
+def test_products_on_a_gpu(case: kernel_cases.ProductCase) -> None:
+    case = replace(case, dtype=torch.bfloat16)
+    assert kernel_cases.product_error(case, row_product, split_product, "cuda") <= ROUNDING[torch.bfloat16]
+
+
 @pytest.mark.skipif(not has_triton(), reason="needs Triton")
 def test_the_fused_kernels_compute_the_same_when_interpreted() -> None:
     """In a process of its own: Triton decides at import whether kernels are interpreted."""
@@ -72,9 +92,11 @@ def test_the_fused_kernels_compute_the_same_when_interpreted() -> None:
     assert run.returncode == 0, run.stderr
     errors = json.loads(run.stdout)
     cases = [*kernel_cases.DISTINCT_DELTA_CASES, *kernel_cases.DISTINCT_ATTENTION_CASES]
-    assert list(errors) == [str(case) for case in cases]
+    assert list(errors) == [str(case) for case in [*cases, *kernel_cases.PRODUCT_CASES]]
     for case in cases:
         assert_small(errors[str(case)], case)
+    for case in kernel_cases.PRODUCT_CASES:
+        assert errors[str(case)] <= ROUNDING[torch.float32]
 
 
 @pytest.mark.gpu

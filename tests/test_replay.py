@@ -17,6 +17,7 @@ from ddaudit.runtime.caches.mode import replay_log
 from ddaudit.runtime.caches.takeover import cache_argument
 from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import layer_output
+from ddaudit.runtime.replay import regions
 from ddaudit.runtime.replay.cache import ReplayedCache
 from ddaudit.runtime.replay.drafter import replay_drafter
 from ddaudit.runtime.replay.target import graphs_of
@@ -179,6 +180,30 @@ def test_projections_of_one_input_become_one_product_and_stay_the_models_own():
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     mlp = model.model.layers[0].mlp
     assert mlp.gate_proj.weight.untyped_storage().data_ptr() == mlp.up_proj.weight.untyped_storage().data_ptr()
+
+
+def test_products_by_the_kernels_change_nothing(monkeypatch):
+    """As chosen on a GPU: rows alone for one token, pieces whose sum is left to the compiler for more."""
+    monkeypatch.setattr(regions, "is_fused", lambda weight: True)
+    monkeypatch.setattr(regions, "num_pieces", lambda num_nodes, weight: 3)
+    model = EXACT["qwen3_5"]()
+    ops = []
+
+    def noted(graph, inputs):
+        ops.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    eager, replayed = VerifiableCache(model), ReplayedCache(model, None, graphs_of(model, noted))
+    for cache in (eager, replayed):
+        feed(model, cache, text(9, 1))
+    for length in (1, 3):
+        assert_same(feed(model, replayed, text(length, 2)), feed(model, eager, text(length, 2)))
+        for cache in (eager, replayed):
+            keep_in_cache(cache, cache.window.start, [0])
+    ours = torch.ops.ddaudit
+    chosen = [[each.count(op.default) for op in (ours.row_product, ours.split_product)] for each in ops]
+    assert chosen == [[4, 0], [4, 0], [0, 4], [0, 4]]
+    assert not any(torch.ops.aten.mm.default in each for each in ops)
 
 
 def test_a_layer_that_differs_in_a_number_is_not_served_by_anothers_program():

@@ -33,6 +33,8 @@ class VerifyLaunch:
     """Columns of queries, keys and rows of the state that are in registers at once."""
     precision: str = "tf32x3"
     """Of the products of float32 tiles: `tf32`, `tf32x3` or `ieee`."""
+    has_head: bool = False
+    """Whether the first node is taken by itself, before the blocks."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,19 @@ class CommitLaunch:
     precision: str = "tf32x3"
 
 
-def verify_launch(num_nodes: int) -> VerifyLaunch:
-    """The fastest on one H200 at 27B size: 22 us a layer for 64 nodes, 50 for 65, which blocks of 64 take 106 for."""
-    block_nodes = 16 if num_nodes > 64 else max(16, triton.next_power_of_2(num_nodes))
-    return VerifyLaunch(block_nodes, block_values=32)
+def verify_launch(num_nodes: int, dtype: torch.dtype) -> VerifyLaunch:
+    """The fastest on one H200 at 27B size: 15 us a layer for 64 nodes, of which two blocks of 64 take 106.
+
+    A tree of a power of two drafts has one node more, its root, which is taken by itself.
+    """
+    has_head = num_nodes % 16 == 1
+    in_blocks = num_nodes - has_head
+    block_nodes = 16 if in_blocks > 64 else max(16, triton.next_power_of_2(in_blocks))
+    # What was rounded to bfloat16 on the way in, and is on the way out, has no digits that tf32 would lose.
+    precision = "tf32" if dtype == torch.bfloat16 else "tf32x3"
+    return VerifyLaunch(
+        block_nodes, 32, block_keys=128 if block_nodes == 16 else 64, precision=precision, has_head=has_head
+    )
 
 
 @triton.jit
@@ -130,16 +141,49 @@ def _squares(rows):
 
 
 @triton.jit
+def _verify_head(
+    query, key, value, g, beta, state, keys_out, writes_out, decay_out, output, of_value, has_value, of_share,
+    K: tl.constexpr, V: tl.constexpr, SCALE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """The first node by itself: its log decay, its key's inverse norm, and its writes `[BV]`."""
+    decay = tl.load(g).to(tl.float32)
+    ks, qs = tl.zeros([BV], tl.float32), tl.zeros([BV], tl.float32)
+    k_square, q_square, qk = 0.0, 0.0, 0.0
+    for begin in tl.range(0, K, BK, num_stages=1):
+        of_key = begin + tl.arange(0, BK)
+        has_key = of_key < K
+        k = tl.load(key + of_key, mask=has_key, other=0.0).to(tl.float32)
+        q = tl.load(query + of_key, mask=has_key, other=0.0).to(tl.float32)
+        s = tl.load(
+            state + of_key[:, None] * V + of_value[None, :], mask=has_key[:, None] & has_value[None, :], other=0.0
+        )
+        ks += tl.sum(k[:, None] * s, axis=0)
+        qs += tl.sum(q[:, None] * s, axis=0)
+        k_square += tl.sum(k * k, axis=0)
+        q_square += tl.sum(q * q, axis=0)
+        qk += tl.sum(q * k, axis=0)
+    k_norm, q_norm = tl.rsqrt(k_square + 1e-6), tl.rsqrt(q_square + 1e-6) * SCALE
+    v = tl.load(value + of_value, mask=has_value, other=0.0).to(tl.float32)
+    writes = tl.load(beta).to(tl.float32) * (v - ks * (tl.exp(decay) * k_norm))
+    tl.store(writes_out + of_value, writes, mask=has_value)
+    tl.store(output + of_value, qs * (tl.exp(decay) * q_norm) + writes * (qk * k_norm * q_norm), mask=has_value)
+    tl.store(decay_out, decay)
+    shared = tl.load(key + of_share, mask=of_share < K, other=0.0).to(tl.float32)
+    tl.store(keys_out + of_share, shared * k_norm, mask=of_share < K)
+    return decay, k_norm, writes
+
+
+@triton.jit
 def _verify_tree(
     query, key, value, g, beta, state, ancestors, keys_out, writes_out, decay_out, output,
     T, H, stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     stride_gb, stride_gt, stride_gh, stride_bb, stride_bt, stride_bh, stride_at,
     stride_kob, stride_koh, stride_kot, stride_wob, stride_woh, stride_wot, stride_dob, stride_doh,
     GROUPS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SCALE: tl.constexpr,
-    ROWS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SHARE: tl.constexpr, BLOCKS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HEAD: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SHARE: tl.constexpr,
+    BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One head and `BV` columns of its state, the nodes in `BLOCKS` blocks of `ROWS`."""
+    """One head and `BV` columns of its state: with `HEAD` the first node, then the others in `BLOCKS` of `ROWS`."""
     batch, head = tl.program_id(0) // H, tl.program_id(0) % H
     batch = batch.to(tl.int64)
     query += batch * stride_qb + (head // GROUPS) * stride_qh
@@ -158,8 +202,14 @@ def _verify_tree(
     # Every program has the keys; each writes a share of their columns.
     of_share = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
 
+    if HEAD:
+        head_decay, head_norm, head_writes = _verify_head(
+            query, key, value, g, beta, state, keys_out, writes_out, decay_out, output,
+            of_value, has_value, of_share, K, V, SCALE, BK, BV,
+        )  # fmt: skip
+
     for block in tl.range(0, BLOCKS, num_stages=1):
-        node = block * ROWS + tl.arange(0, ROWS)
+        node = HEAD + block * ROWS + tl.arange(0, ROWS)
         is_node = node < T
         in_value = is_node[:, None] & has_value[None, :]
         v = tl.load(value + node[:, None] * stride_vt + of_value[None, :], mask=in_value, other=0.0).to(tl.float32)
@@ -168,8 +218,12 @@ def _verify_tree(
         comes_after = tl.load(ancestors + node[:, None] * stride_at + node[None, :], mask=in_square, other=0) != 0
         own = tl.load(g + node * stride_gt, mask=is_node, other=0.0).to(tl.float32)
         decay = tl.sum(tl.where(comes_after, own[None, :], 0.0), axis=1)
+        if HEAD:
+            after_head = tl.load(ancestors + node * stride_at, mask=is_node, other=0) != 0
+            decay += tl.where(after_head, head_decay, 0.0)
+            head_kk, head_qk = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
         for earlier in tl.range(0, block, num_stages=1):
-            other = earlier * ROWS + tl.arange(0, ROWS)
+            other = HEAD + earlier * ROWS + tl.arange(0, ROWS)
             seen = tl.load(ancestors + node[:, None] * stride_at + other[None, :], mask=is_node[:, None], other=0) != 0
             decay += tl.sum(tl.where(seen, tl.load(g + other * stride_gt).to(tl.float32)[None, :], 0.0), axis=1)
 
@@ -192,6 +246,10 @@ def _verify_tree(
             qk += _products(q, k, PRECISION)
             ks += _times_state(k, s, PRECISION)
             qs += _times_state(q, s, PRECISION)
+            if HEAD:
+                head_k = tl.load(key + of_key, mask=has_key, other=0.0).to(tl.float32)
+                head_kk += tl.sum(k.to(tl.float32) * head_k[None, :], axis=1)
+                head_qk += tl.sum(q.to(tl.float32) * head_k[None, :], axis=1)
         k_norm, q_norm = tl.rsqrt(k_square + 1e-6), tl.rsqrt(q_square + 1e-6) * SCALE
         # Masked before exp: between branches the difference may be any number.
         fading = tl.exp(tl.where(comes_after, decay[:, None] - decay[None, :], float("-inf")))
@@ -201,9 +259,13 @@ def _verify_tree(
         from_root = tl.exp(decay)
         right = strength[:, None] * (v - ks * (from_root * k_norm)[:, None])
         result = qs * (from_root * q_norm)[:, None]
+        if HEAD:
+            from_head = tl.exp(tl.where(after_head, decay - head_decay, float("-inf"))) * head_norm
+            right -= (strength * k_norm * head_kk * from_head)[:, None] * head_writes[None, :]
+            result += (q_norm * head_qk * from_head)[:, None] * head_writes[None, :]
 
         for earlier in tl.range(0, block, num_stages=1):
-            other = earlier * ROWS + tl.arange(0, ROWS)
+            other = HEAD + earlier * ROWS + tl.arange(0, ROWS)
             seen = tl.load(ancestors + node[:, None] * stride_at + other[None, :], mask=is_node[:, None], other=0) != 0
             before = tl.load(decay_out + other)
             fading = tl.exp(tl.where(seen, decay[:, None] - before[None, :], float("-inf")))
@@ -344,7 +406,7 @@ def verify(
     query, key, value, ancestors = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value, ancestors))
     K = key.shape[-1]
     output = torch.empty(value.shape, dtype=query.dtype, device=query.device)
-    launch = launch or verify_launch(T)
+    launch = launch or verify_launch(T, query.dtype)
     of_head = {"GROUPS": H // key.shape[2], "K": K, "V": V, "SCALE": K**-0.5}
     block_values = max(16, min(launch.block_values, triton.next_power_of_2(V)))
     grid = (B * H, triton.cdiv(V, block_values))
@@ -363,9 +425,10 @@ def verify(
         *tensors, ancestors.view(torch.uint8), keys_out, writes_out, decay_out, output,
         T, H, *strides, ancestors.stride(0),
         *keys_out.stride()[:3], *writes_out.stride()[:3], *decay_out.stride()[:2],
-        **of_head, ROWS=launch.block_nodes, BK=block_keys, BV=block_values,
+        **of_head, HEAD=int(launch.has_head), ROWS=launch.block_nodes, BK=block_keys, BV=block_values,
         SHARE=triton.next_power_of_2(triton.cdiv(K, grid[1])),
-        BLOCKS=triton.cdiv(T, launch.block_nodes), PRECISION=launch.precision, num_warps=launch.num_warps,
+        BLOCKS=triton.cdiv(T - launch.has_head, launch.block_nodes), PRECISION=launch.precision,
+        num_warps=launch.num_warps,
     )  # fmt: skip
     return output
 

@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from ddaudit.runtime.kernels.product import is_fused, num_pieces
 from ddaudit.runtime.replay.errors import NotReplayable, relative_difference
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Relative difference of a compiled layer's output; 2e-2 in reduced precision, where fusing skips roundings."""
 
-_aten = torch.ops.aten
+_aten, _ops = torch.ops.aten, torch.ops.ddaudit
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Regions:
         for like in range(len(self._layers)):
             if groups and _kind(self._layers[like]) == _kind(self._layers[index]):
                 self._pack(like, groups)
+        _choose_products(graph)
         named = self._named(index, tensors)
         inputs = [*given, *(named[name] for name in names)]
         return Program(self._compiler(graph, inputs), tuple(names))
@@ -122,8 +124,14 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Cal
     """Compile with TorchInductor."""
     from torch._inductor import compile as compile_graph
 
-    # Padding a product would copy its weight in every round.
-    compiled: Callable[..., Any] = compile_graph(graph, list(inputs), options={"shape_padding": False})
+    options = {
+        # Padding a product would copy its weight in every round, and padding its output copies the parts of it.
+        "shape_padding": False,
+        "comprehensive_padding": False,
+        # What is independent, such as the queries' and the keys' norms, goes into one launch.
+        "combo_kernels": True,
+    }
+    compiled: Callable[..., Any] = compile_graph(graph, list(inputs), options=options)
     return compiled
 
 
@@ -139,9 +147,7 @@ def _kind(layer: nn.Module) -> Any:
     return settings, weights
 
 
-def _lift(
-    graph: torch.fx.GraphModule, named: Mapping[str, torch.Tensor]
-) -> tuple[torch.fx.GraphModule, list[str]]:
+def _lift(graph: torch.fx.GraphModule, named: Mapping[str, torch.Tensor]) -> tuple[torch.fx.GraphModule, list[str]]:
     """The trace with every tensor that it holds as an input, and their names in the inputs' order.
 
     Raises:
@@ -222,6 +228,29 @@ def _merge_projections(graph: torch.fx.GraphModule, names: list[str]) -> list[tu
     graph.graph.lint()
     graph.recompile()
     return groups
+
+
+def _choose_products(graph: torch.fx.GraphModule) -> None:
+    """Take a product by the kernel that is faster for its shape than the library's."""
+    for node in graph.graph.nodes:
+        weight = _weight_of(node) if node.target is _aten.mm.default else None
+        if weight is None or weight.op != "placeholder":
+            continue
+        inputs, weights = node.args[0].meta["val"], weight.meta["val"]
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_function
+            if len(inputs) == 1 and is_fused(weights):
+                product = call(_ops.row_product.default, (node.args[0], weight))
+            elif (pieces := num_pieces(len(inputs), weights)) > 1:
+                # The sum is left to be fused with what follows.
+                parts = call(_ops.split_product.default, (node.args[0], weight, pieces))
+                total = call(_aten.sum.dim_IntList, (parts, [0]))
+                product = call(_aten._to_copy.default, (total,), {"dtype": inputs.dtype})
+            else:
+                continue
+        node.replace_all_uses_with(product)
+        graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def _drop_unused_inputs(graph: torch.fx.GraphModule, names: list[str]) -> None:

@@ -187,9 +187,7 @@ class StaticDelta(GatedDeltaWindow):
 
     def cut(self, length: int) -> tuple[dict[int, torch.Tensor], gated_delta.WindowFactors]:
         """Copies of the first `length` nodes' convolution inputs and factors."""
-        inputs = {
-            number: each[:, :length].transpose(1, 2).clone() for number, each in self._window_inputs.items()
-        }
+        inputs = {number: each[:, :length].transpose(1, 2).clone() for number, each in self._window_inputs.items()}
         keys, writes = self._keys[..., :length, :].clone(), self._writes[..., :length, :].clone()
         return inputs, gated_delta.WindowFactors(keys, writes, self._log_decay[..., :length].clone())
 

@@ -36,8 +36,13 @@ _SETTINGS = {"use_cache", "output_hidden_states", "logits_to_keep", "return_dict
 
 
 def padded(length: int) -> int:
-    """The window size whose graph serves `length` nodes: few enough sizes to capture, few nodes for nothing."""
-    step = 1 if length <= 1 else 8 if length <= 32 else 16
+    """The window size whose graph serves `length` nodes: few enough sizes to capture, few nodes for nothing.
+
+    One more than a multiple of 16 stays: a root and a budget of drafts, for which the kernel takes the root by itself.
+    """
+    if length % 16 == 1:
+        return length
+    step = 8 if length <= 32 else 16
     return -(-length // step) * step
 
 
