@@ -168,6 +168,7 @@ def test_the_drafter_goes_into_the_repositorys_class_or_takes_its_place(target) 
     said = describe_bundled([own, other, *scripted, None])
     for part in ("the repository's `PublicDrafter`", "in place of `OtherDrafter`", "in another way, scripted"):
         assert said.count(part) == 1
+    assert describe_bundled(scripted).startswith("scripted:")
     block, taps, positions = torch.randn(1, 8, 256), torch.randn(1, 5, 768), torch.arange(13)[None]
     with torch.no_grad():
         expected = own(position_ids=positions, noise_embedding=block, target_hidden=taps)

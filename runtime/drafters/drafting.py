@@ -141,16 +141,20 @@ def describe_drafter(spec: str, temperature: float = 0.0) -> str:
 
 def describe_bundled(drafters: Iterable[Any]) -> str:
     """What the bundled drafter was to the repository: weights for its class, one in its place, or nothing."""
-    said: dict[str, None] = {}
+    places: dict[str, None] = {}
+    scripted = ""
     for drafter in drafters:
         kind = type(drafter)
         if isinstance(drafter, ScriptedDrafter):
-            said[f"where the repository drafts in another way, {describe_drafter(_FALLBACK)}"] = None
+            scripted = describe_drafter(_FALLBACK)
         elif replaced := getattr(kind, "stands_in_for", ""):
-            said[f"in ddaudit's class in place of `{replaced}`, whose weights are laid out otherwise"] = None
+            places[f"in ddaudit's class in place of `{replaced}`, whose weights are laid out otherwise"] = None
         elif drafter is not None:
-            said[f"in the repository's `{kind.__name__}`"] = None
-    return "; ".join([f"{TINY} (bundled), trained", *said])
+            places[f"in the repository's `{kind.__name__}`"] = None
+    if scripted and not places:
+        return f"{scripted}; the repository has no class that is called as {TINY} is"
+    other = [f"where the repository drafts in another way, {scripted}"] if scripted else []
+    return "; ".join([f"{TINY} (bundled), trained", *places, *other])
 
 
 def own_drafter_class(modules: list[Any]) -> type | None:
