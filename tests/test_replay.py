@@ -199,17 +199,34 @@ class OwnDrafter(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.config = transformers.Qwen3Config(hidden_size=32, attn_implementation="sdpa")
-        self.taken, self.is_causal, self.layer_idx = torch.nn.Linear(32, 96), is_causal, 0
+        self.taken = torch.nn.ModuleList(torch.nn.Linear(32, 96) for _ in range(2))
+        self.places = torch.nn.Embedding(256, 16)
+        self.is_causal = is_causal
 
-    def forward(self, noise_embedding, target_hidden, past_key_values=None):
+    def context(self, target_hidden):
+        return target_hidden
+
+    def forward(self, noise_embedding, target_hidden, position_ids, past_key_values=None):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        queries, _, _ = self.taken(noise_embedding).chunk(3, -1)
-        _, keys, values = self.taken(torch.cat([target_hidden, noise_embedding], 1)).chunk(3, -1)
-        queries, keys, values = (x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (queries, keys, values))
-        keys, values = past_key_values.update(keys, values, 0)
-        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        return attend(self, queries, keys, values, None, is_causal=self.is_causal)[0].flatten(2)
+        hidden, context = noise_embedding, self.context(target_hidden)
+        places = self.places(position_ids)[:, None]
+        for index, taken in enumerate(self.taken):
+            self.layer_idx = index
+            queries, _, _ = taken(hidden).chunk(3, -1)
+            _, keys, values = taken(torch.cat([context, hidden], 1)).chunk(3, -1)
+            queries, keys, values = (x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (queries, keys, values))
+            queries, keys = queries + places[..., -queries.shape[2] :, :], keys + places
+            keys, values = past_key_values.update(keys, values, index)
+            attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+            hidden = attend(self, queries, keys, values, None, is_causal=self.is_causal)[0].flatten(2)
+        return hidden
+
+
+def draft(drafter, cache, block, hidden):
+    start = cache.get_seq_length()
+    positions = torch.arange(start, start + hidden.shape[1] + block.shape[1])[None]
+    return drafter(noise_embedding=block, target_hidden=hidden, position_ids=positions, past_key_values=cache)
 
 
 @torch.inference_mode()
@@ -218,22 +235,72 @@ def test_a_drafter_is_replayed_over_its_stock_cache():
     replay_drafter(drafter)
     ours, theirs, other = DynamicCache(), DynamicCache(), DynamicCache()
     with replay_log() as log:
-        for step, context in enumerate([20, 1, 3, 3, 1, 5]):
+        for step, context in enumerate([20, 4, 4, 1, 3, 16, 1, 5, 4, 2]):
             block, hidden = torch.randn(1, 4, 32), torch.randn(1, context, 32)
-            for cache in (ours, theirs):
-                model = drafter if cache is ours else eager
-                output = model(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
-                if cache is ours:
-                    mine = output
-            torch.testing.assert_close(mine, output)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+            for index in range(2):
+                torch.testing.assert_close(ours.layers[index].keys, theirs.layers[index].keys)
+                torch.testing.assert_close(ours.layers[index].values, theirs.layers[index].values)
             for cache in (ours, theirs):
                 crop_cache(cache, cache.get_seq_length() - 4)
-            if step == 3:  # another text in between
+            if step == 4:  # another text in between
                 for _ in range(2):
-                    drafter(noise_embedding=block, target_hidden=hidden, past_key_values=other)
-            torch.testing.assert_close(ours.layers[0].keys, theirs.layers[0].keys)
+                    draft(drafter, other, block, hidden)
+    assert log.num_graphs == 1
+    assert log.refusals == []
+
+
+@torch.inference_mode()
+def test_a_drafter_whose_context_is_longer_than_usual_has_a_graph_of_its_own():
+    drafter, eager = OwnDrafter(), OwnDrafter()
+    replay_drafter(drafter)
+    ours, theirs = DynamicCache(), DynamicCache()
+    with replay_log() as log:
+        for context in [9, 2, 17, 31, 100]:
+            block, hidden = torch.randn(1, 3, 32), torch.randn(1, context, 32)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+            for cache in (ours, theirs):
+                crop_cache(cache, cache.get_seq_length() - 3)
     assert log.num_graphs == 3
     assert log.refusals == []
+
+
+@torch.inference_mode()
+def test_a_drafter_that_is_always_given_as_much_is_replayed_at_that_shape():
+    drafter, eager = OwnDrafter(), OwnDrafter()
+    replay_drafter(drafter)
+    ours, theirs = DynamicCache(), DynamicCache()
+    with replay_log() as log:
+        for _ in range(3):
+            block, hidden = torch.randn(1, 4, 32), torch.randn(1, 2, 32)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+    assert log.num_graphs == 1
+
+
+class SummingDrafter(OwnDrafter):
+    """Mixes the context's tokens before any of them is a key, so that rows before them are felt."""
+
+    def context(self, target_hidden):
+        return target_hidden - target_hidden.sum(1, keepdim=True) - target_hidden.shape[1]
+
+
+@torch.inference_mode()
+def test_a_drafter_that_feels_the_rows_before_its_context_runs_eagerly():
+    drafter, eager = SummingDrafter(), SummingDrafter()
+    replay_drafter(drafter)
+    ours, theirs = DynamicCache(), DynamicCache()
+    for step, context in enumerate([9, 16, 2, 3]):
+        block, hidden = torch.randn(1, 4, 32), torch.randn(1, context, 32)
+        expected = draft(eager, theirs, block, hidden)
+        if step == 2:  # a context that fills the graph proves nothing for a shorter one
+            with pytest.warns(RuntimeWarning, match="SummingDrafter drafts eagerly: its graph gives something else"):
+                found = draft(drafter, ours, block, hidden)
+        else:
+            found = draft(drafter, ours, block, hidden)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(ours.layers[1].keys, theirs.layers[1].keys)
+        for cache in (ours, theirs):
+            crop_cache(cache, cache.get_seq_length() - 4)
 
 
 @torch.inference_mode()
@@ -242,7 +309,7 @@ def test_a_drafter_that_looks_ahead_only_runs_eagerly():
     replay_drafter(drafter)
     cache = DynamicCache()
     block, hidden = torch.randn(1, 4, 32), torch.randn(1, 2, 32)
-    drafter(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
+    draft(drafter, cache, block, hidden)
     with pytest.warns(RuntimeWarning, match="OwnDrafter drafts eagerly: .*OwnDrafter is causal"):
-        drafter(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
+        draft(drafter, cache, block, hidden)
     assert cache.get_seq_length() == 12

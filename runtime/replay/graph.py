@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddaudit.runtime.caches.mode import note_graph
 from ddaudit.runtime.replay.errors import NotReplayable
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Graph:
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._graph = self._capture(device, pool)
+        note_graph()
 
     def _capture(self, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
         function = self._function

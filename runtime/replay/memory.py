@@ -57,11 +57,15 @@ class KeyValues:
     def show(self, layers: Mapping[int, DynamicLayer], length: int) -> None:
         """Let `layers` hold the first `length` tokens."""
         for index, layer in layers.items():
-            layer.keys, layer.values = self._view(index, 0, length), self._view(index, 1, length)
+            layer.keys, layer.values = self.held(index, length)
+
+    def held(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `length` tokens' keys and values, `[1, H, length, D]` each."""
+        return self._view(index, 0, length), self._view(index, 1, length)
 
     def anchors(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first token's keys and values, `[1, H, 1, D]`, from where the others are reached by their strides."""
-        return self._view(index, 0, 1), self._view(index, 1, 1)
+        return self.held(index, 1)
 
     def keep(self, start: torch.Tensor, path: torch.Tensor) -> None:
         """Move the rows `start + path[i]` to `start + i`, for all layers."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from ddaudit.runtime.caches.mode import note_graph
 from ddaudit.runtime.caches.takeover import cache_argument, install
 from ddaudit.runtime.kernels.delta_rule import commit_delta_rule
 from ddaudit.runtime.models.architecture import decoder_layers, marked_like, text_config
@@ -250,7 +249,6 @@ class TargetGraphs:
         device = self.model.device
         if device.type == "cuda" and self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        note_graph()
         return Graph(function, device, self._pool)
 
     def _run(self, stage: _Stage) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
