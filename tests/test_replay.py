@@ -19,7 +19,7 @@ from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import layer_output
 from ddaudit.runtime.replay.cache import ReplayedCache
 from ddaudit.runtime.replay.drafter import replay_drafter
-from ddaudit.runtime.replay.target import graphs_of
+from ddaudit.runtime.replay.target import LARGEST_WINDOW, graphs_of, padded
 
 TREE = (ROOT, 0, 0, 1, 1, 2, 3, 6, 7, 5, 9, ROOT, 11)
 REPLAYED = ["qwen3", "qwen3_5", "qwen3_5-composite", "olmo-hybrid", "qwen3_5-moe", "qwen3-next"]
@@ -91,6 +91,44 @@ def test_rounds_of_all_kinds_are_as_eager(model):
                     crop_cache(cache, start + kept)
             assert replayed.get_seq_length() == eager.get_seq_length()
     assert replayed._graphs.holds(replayed)
+
+
+@pytest.mark.parametrize("length", [1, 9, 63, 64, 65, 66, 72, 80, 128, 129, 136])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_trees_of_all_sizes_are_as_eager(name, length):
+    model = EXACT[name]()
+    eager, replayed = pair(model)
+    parents = tuple((node - 1) // 2 if node else ROOT for node in range(length))
+    path = [length - 1]
+    while parents[path[0]] != ROOT:
+        path.insert(0, parents[path[0]])
+    for cache in (eager, replayed):
+        feed(model, cache, text(5, 1))
+    with replay_log() as log:
+        for step in range(2):
+            assert_same(*(feed(model, cache, text(length, step), parents) for cache in (replayed, eager)))
+            for cache in (replayed, eager):
+                keep_in_cache(cache, cache.window.start, path)
+    assert (log.num_graphs, log.refusals) == (2, [])
+    assert_same(feed(model, replayed, text(1, 4)), feed(model, eager, text(1, 4)))
+
+
+def test_windows_are_filled_up_by_little():
+    sizes = {length: padded(length) for length in range(1, LARGEST_WINDOW + 1)}
+    assert all(length <= size for length, size in sizes.items())
+    assert {length: sizes[length] for length in (1, 16, 17, 64, 65, 129)} == {
+        1: 1, 16: 16, 17: 24, 64: 64, 65: 72, 129: 136
+    }  # fmt: skip
+    assert len(set(sizes.values())) <= 12
+
+
+def test_a_window_above_the_largest_runs_eagerly():
+    model = EXACT["qwen3_5"]()
+    eager, replayed = pair(model)
+    with replay_log() as log:
+        for step, length in enumerate([5, LARGEST_WINDOW + 1, 3]):
+            assert_same(feed(model, replayed, text(length, step)), feed(model, eager, text(length, step)))
+    assert log.num_graphs == 2
 
 
 def test_a_cache_that_another_one_displaced_goes_on(model):

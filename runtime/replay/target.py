@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import weakref
 from contextlib import ExitStack, contextmanager
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
     from ddaudit.runtime.replay.cache import ReplayedCache
     from ddaudit.runtime.replay.regions import Compiler
 
-LARGEST_WINDOW = 128
+SIZES = (1, 8, 16, 24, 32, 40, 48, 64, 72, 96, 136)
+"""Nodes of the windows that have a graph. Few, since each is compiled and captured when it is first met; multiples of
+eight, as products like them; and one just above each power of two, for a tree of so many drafts and its root."""
+LARGEST_WINDOW = SIZES[-1]
 """Nodes; larger windows run eagerly."""
 _SETTINGS = {"use_cache", "output_hidden_states", "logits_to_keep", "return_dict", "output_attentions"}
 
 
 def padded(length: int) -> int:
-    """The window size whose graph serves `length` nodes: few enough sizes to capture, few nodes for nothing."""
-    step = 1 if length <= 1 else 8 if length <= 32 else 16
-    return -(-length // step) * step
+    """The window size whose graph serves `length` nodes, at most `LARGEST_WINDOW`."""
+    return SIZES[bisect.bisect_left(SIZES, length)]
 
 
 @dataclass
