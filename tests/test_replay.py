@@ -10,6 +10,7 @@ import torch
 import transformers
 from tiny_models import EXACT, VOCABULARY
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from ddaudit.runtime import crop_cache, keep_in_cache
 from ddaudit.runtime.caches.cache import VerifiableCache
@@ -184,6 +185,39 @@ def test_a_model_that_attends_in_its_own_way_runs_eagerly():
         ours = feed(model, replayed, text(3, 2))
     assert_same(ours, feed(model, eager, text(3, 2)))
     assert_same(feed(model, replayed, text(3, 3)), feed(model, eager, text(3, 3)))
+
+
+def test_the_forward_that_proves_a_graph_copies_no_keys(monkeypatch):
+    model = EXACT["qwen3_5"]()
+    eager, replayed = pair(model)
+    for cache in (eager, replayed):
+        feed(model, cache, text(9, 1))
+    taken = []
+    whole = torch.cat
+
+    def counted(tensors, *args, **kwargs):
+        result = whole(tensors, *args, **kwargs)
+        taken.extend([result.shape] if result.dim() == 4 and result.shape[-2] == 12 else [])
+        return result
+
+    expected = feed(model, eager, text(3, 2))
+    monkeypatch.setattr(torch, "cat", counted)
+    assert_same(feed(model, replayed, text(3, 2)), expected)
+    assert taken == []
+    assert all("update" not in vars(layer) for layer in replayed.layers)
+
+
+def test_a_graph_that_is_refused_leaves_the_eager_forwards_keys():
+    model = EXACT["qwen3_5"]()
+    eager, replayed = pair(model)
+    replayed._graphs.prove = lambda *_: False
+    for cache in (eager, replayed):
+        feed(model, cache, text(9, 1))
+    for step in range(2):
+        assert_same(feed(model, replayed, text(3, step)), feed(model, eager, text(3, step)))
+        for mine, theirs in zip(replayed.layers, eager.layers, strict=True):
+            if type(mine) is DynamicLayer:
+                torch.testing.assert_close(mine.keys, theirs.keys)
 
 
 def test_a_program_that_gives_something_else_is_not_used():

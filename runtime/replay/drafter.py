@@ -160,8 +160,10 @@ class DrafterGraphs:
             if self._start.is_cuda:
                 self._pool = torch.cuda.graph_pool_handle()
         self._seated = weakref.ref(cache)
-        if self._key_values.seat(layers, start, room=2 * LARGEST_DRAFT):
+        if not self._key_values.fits(start + 2 * LARGEST_DRAFT):
+            # Their graphs are for the memory of before.
             self._stages.clear()
+        self._key_values.seat(layers, start, room=2 * LARGEST_DRAFT)
         assert self._start is not None
         self._start.fill_(start)
         if key not in self._stages:

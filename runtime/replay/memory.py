@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddaudit.runtime.replay.errors import NotReplayable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
@@ -36,14 +38,19 @@ class KeyValues:
     def capacity(self) -> int:
         return 0 if self.memory is None else self.memory.shape[2]
 
-    def seat(self, layers: Mapping[int, DynamicLayer], length: int, room: int) -> bool:
-        """Bring the first `length` tokens of `layers` in, with room for `room` more. Whether the memory moved."""
-        has_moved = length + room > self.capacity
-        if has_moved:
+    def fits(self, length: int) -> bool:
+        """Whether the memory is large enough for so many tokens; where it is not, `seat` makes a larger one."""
+        return length <= self.capacity
+
+    def seat(self, layers: Mapping[int, DynamicLayer], length: int, room: int) -> None:
+        """Bring the first `length` tokens of `layers` in, with room for `room` more."""
+        if not self.fits(length + room):
             first = next(iter(layers.values())).keys
             capacity = -(-(length + room) // ROOM) * ROOM
             if self.memory is not None:
                 capacity = max(capacity, -(-self.capacity * 5 // 4 // ROOM) * ROOM)
+                # Freed before the larger one is made, unless these layers view it.
+                self.memory = None
             shape = (len(layers), 2, capacity, first.shape[1], first.shape[3])
             # Zeros, since memory nothing wrote may hold NaN, which no mask hides.
             self.memory = torch.zeros(shape, dtype=first.dtype, device=first.device)
@@ -52,12 +59,33 @@ class KeyValues:
                 self._view(index, 0, length).copy_(layer.keys[..., :length, :])
                 self._view(index, 1, length).copy_(layer.values[..., :length, :])
         self.show(layers, length)
-        return has_moved
 
     def show(self, layers: Mapping[int, DynamicLayer], length: int) -> None:
         """Let `layers` hold the first `length` tokens."""
         for index, layer in layers.items():
             layer.keys, layer.values = self.held(index, length)
+
+    @contextmanager
+    def appending(self, layers: Mapping[int, DynamicLayer], length: int) -> Iterator[None]:
+        """While it lasts, `layers`, which hold their first `length` tokens here, append in place, within the room that
+        was asked for: stock layers copy all that they hold."""
+
+        def update(
+            index: int, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            held = self.held(index, length + keys.shape[-2])
+            for states, new in zip(held, (keys, values), strict=True):
+                states[..., length:, :] = new
+            layers[index].keys, layers[index].values = held
+            return held
+
+        for index, layer in layers.items():
+            layer.update = partial(update, index)
+        try:
+            yield
+        finally:
+            for layer in layers.values():
+                del layer.update
 
     def held(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `length` tokens' keys and values, `[1, H, length, D]` each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from ddaudit.runtime.replay.static_window import StaticDelta, StaticWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -138,6 +139,14 @@ class TargetGraphs:
             stage.commit = self._captured(functools.partial(self._commit, stage))
         return stage.forward
 
+    def appending(self, cache: ReplayedCache) -> AbstractContextManager[None]:
+        """While it lasts, an eager forward over the window just replayed appends to the same memory."""
+        attention = _attention(cache)
+        if not attention:
+            return nullcontext()
+        assert self._key_values is not None
+        return self._key_values.appending(attention, cache.start)
+
     def is_proven(self, length: int) -> bool:
         return self._stages[padded(length)].is_proven
 
@@ -194,8 +203,11 @@ class TargetGraphs:
             self._states = States(recurrent) if recurrent else None
             self._start = torch.zeros(1, dtype=torch.long, device=self.model.device)
         self._seated = weakref.ref(cache)
-        if attention and self._key_values.seat(attention, start, room=LARGEST_WINDOW):
-            self._stages.clear()
+        if attention:
+            if not self._key_values.fits(start + LARGEST_WINDOW):
+                # Their graphs are for the memory of before.
+                self._stages.clear()
+            self._key_values.seat(attention, start, room=LARGEST_WINDOW)
         if self._states is not None:
             self._states.seat(recurrent)
         if length not in self._stages:
