@@ -54,16 +54,19 @@ class KeyValues:
             shape = (len(layers), 2, capacity, first.shape[1], first.shape[3])
             # Zeros, since memory nothing wrote may hold NaN, which no mask hides.
             self.memory = torch.zeros(shape, dtype=first.dtype, device=first.device)
+        held = self._all_held(length)
         for index, layer in layers.items():
-            if layer.keys.data_ptr() != self._view(index, 0, length).data_ptr():
-                self._view(index, 0, length).copy_(layer.keys[..., :length, :])
-                self._view(index, 1, length).copy_(layer.values[..., :length, :])
-        self.show(layers, length)
+            keys, values = held[index]
+            if layer.keys.data_ptr() != keys.data_ptr():
+                keys.copy_(layer.keys[..., :length, :])
+                values.copy_(layer.values[..., :length, :])
+            layer.keys, layer.values = keys, values
 
     def show(self, layers: Mapping[int, DynamicLayer], length: int) -> None:
         """Let `layers` hold the first `length` tokens."""
+        held = self._all_held(length)
         for index, layer in layers.items():
-            layer.keys, layer.values = self.held(index, length)
+            layer.keys, layer.values = held[index]
 
     @contextmanager
     def appending(self, layers: Mapping[int, DynamicLayer], length: int) -> Iterator[None]:
@@ -89,7 +92,9 @@ class KeyValues:
 
     def held(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `length` tokens' keys and values, `[1, H, length, D]` each."""
-        return self._view(index, 0, length), self._view(index, 1, length)
+        assert self.memory is not None
+        keys, values = self.memory[self._places[index], :, None, :length].transpose(2, 3)
+        return keys, values
 
     def anchors(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first token's keys and values, `[1, H, 1, D]`, from where the others are reached by their strides."""
@@ -101,9 +106,11 @@ class KeyValues:
         kept = self.memory.index_select(2, start + path)
         self.memory.index_copy_(2, start + torch.arange(len(path), device=path.device), kept)
 
-    def _view(self, index: int, part: int, length: int) -> torch.Tensor:
+    def _all_held(self, length: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """`held` of each layer: a round asks several times, and views made one by one take a millisecond."""
         assert self.memory is not None
-        return self.memory[self._places[index], part, :length].transpose(0, 1)[None]
+        parts = self.memory.flatten(0, 1)[:, None, :length].transpose(2, 3).unbind()
+        return {index: (parts[2 * place], parts[2 * place + 1]) for index, place in self._places.items()}
 
 
 class States:
