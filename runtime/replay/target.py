@@ -58,8 +58,20 @@ class _Stage:
     forward: Graph | None = None
     commit: Graph | None = None
     last_path: tuple[int, ...] | None = None
+    last_chain: int | None = None
+    """The length of the chain that the window's tree still is."""
     is_proven: bool = False
     """Whether its output was held against the eager forward's."""
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """What a forward's graph gives."""
+
+    logits: torch.Tensor
+    hidden_states: tuple[torch.Tensor, ...]
+    together: torch.Tensor | None
+    """The hidden states, `[L + 1, 1, T, D]`, where they are alike: one copy brings all to the caller."""
 
 
 class TargetGraphs:
@@ -119,14 +131,14 @@ class TargetGraphs:
             # A tensor made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 graph = self._ready(cache, kwargs, visible)
-            logits, hidden_states = graph.replay()
+            replayed = graph.replay()
         except NotReplayable as reason:
             self._refuse(padded(length), str(reason))
             return None
         except torch.OutOfMemoryError:
             self._refuse(padded(length), "there is no memory left to capture it")
             return None
-        return self._output(cache, kwargs, logits, hidden_states, length)
+        return self._output(cache, kwargs, replayed, length)
 
     def _ready(self, cache: ReplayedCache, kwargs: dict[str, Any], visible: torch.Tensor | None) -> Graph:
         ids = kwargs["input_ids"]
@@ -241,15 +253,15 @@ class TargetGraphs:
         window = stage.window
         window.start.fill_(start)
         stage.ids[:, :length].copy_(ids)
-        window.visible.fill_(False).fill_diagonal_(True)
-        if visible is None:
-            window.visible[:length, :length].copy_(_chain(length, ids.device))
-        else:
-            window.visible[:length, :length].copy_(visible)
+        if visible is not None or stage.last_chain != length:
+            if length < window.length:
+                window.visible.fill_(False).fill_diagonal_(True)
+            window.visible[:length, :length].copy_(_chain(length, ids.device) if visible is None else visible)
+            stage.last_chain = length if visible is None else None
         if positions is None:
             stage.positions.copy_(window.visible.sum(-1) - 1 + start)
         else:
-            stage.positions.fill_(start)
+            # What stands behind is an earlier window's, as good as any.
             stage.positions[:, :length].copy_(positions)
 
     def _set_path(self, stage: _Stage, path: Sequence[int]) -> None:
@@ -266,7 +278,7 @@ class TargetGraphs:
             self._pool = torch.cuda.graph_pool_handle()
         return Graph(function, device, self._pool)
 
-    def _run(self, stage: _Stage) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def _run(self, stage: _Stage) -> _Replayed:
         model = self.model
         stage.window.prepare()
         implementation = str(getattr(text_config(model), "_attn_implementation", "eager"))
@@ -281,7 +293,9 @@ class TargetGraphs:
                 **{cache_argument(model): stage.window},
             )
         stage.window.finish()
-        return output.logits, output.hidden_states
+        states = output.hidden_states
+        is_alike = len({(state.shape, state.dtype) for state in states}) == 1
+        return _Replayed(output.logits, states, torch.stack(states) if is_alike else None)
 
     @contextmanager
     def _compiled_layers(self, stage: _Stage) -> Iterator[None]:
@@ -311,26 +325,32 @@ class TargetGraphs:
         self,
         cache: ReplayedCache,
         kwargs: dict[str, Any],
-        logits: torch.Tensor,
-        hidden_states: tuple[torch.Tensor, ...],
+        replayed: _Replayed,
         length: int,
     ) -> Any:
         """The graph's tensors are overwritten by the next replay: the caller gets copies."""
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         kept = kwargs.get("logits_to_keep", 0)
-        logits = logits[:, :length][:, -kept:].clone()
+        logits = replayed.logits[:, :length][:, -kept:].clone()
         wanted = kwargs.get("output_hidden_states")
         if wanted is None:
             wanted = getattr(self.model.config, "output_hidden_states", False)
         states: tuple[torch.Tensor | None, ...] | None = None
         if wanted:
             # A list of indices (Transformers 5.24): the others are None.
-            indices = range(len(hidden_states)) if wanted is True else wanted
-            chosen = {index % len(hidden_states) for index in indices}
+            num_states = len(replayed.hidden_states)
+            chosen = set(range(num_states)) if wanted is True else {index % num_states for index in wanted}
+            if len(chosen) == num_states and replayed.together is not None:
+                copies = replayed.together[:, :, :length].clone().unbind()
+            else:
+                copies = tuple(
+                    state[:, :length].clone() if index in chosen else None
+                    for index, state in enumerate(replayed.hidden_states)
+                )
             states = tuple(
-                marked_like(state, state[:, :length].clone(), length) if index in chosen else None
-                for index, state in enumerate(hidden_states)
+                None if copied is None else marked_like(state, copied, length)
+                for state, copied in zip(replayed.hidden_states, copies, strict=True)
             )
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=states)
 
