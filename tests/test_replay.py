@@ -10,6 +10,7 @@ import torch
 import transformers
 from tiny_models import EXACT, VOCABULARY
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from ddaudit.runtime import crop_cache, keep_in_cache
 from ddaudit.runtime.caches.cache import VerifiableCache
@@ -20,7 +21,7 @@ from ddaudit.runtime.models.architecture import layer_output
 from ddaudit.runtime.replay import regions
 from ddaudit.runtime.replay.cache import ReplayedCache
 from ddaudit.runtime.replay.drafter import replay_drafter
-from ddaudit.runtime.replay.target import graphs_of
+from ddaudit.runtime.replay.target import LARGEST_WINDOW, graphs_of, padded
 
 TREE = (ROOT, 0, 0, 1, 1, 2, 3, 6, 7, 5, 9, ROOT, 11)
 REPLAYED = ["qwen3", "qwen3_5", "qwen3_5-composite", "olmo-hybrid", "qwen3_5-moe", "qwen3-next"]
@@ -94,6 +95,44 @@ def test_rounds_of_all_kinds_are_as_eager(model):
     assert replayed._graphs.holds(replayed)
 
 
+@pytest.mark.parametrize("length", [1, 9, 63, 64, 65, 66, 72, 80, 128, 129, 136])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_trees_of_all_sizes_are_as_eager(name, length):
+    model = EXACT[name]()
+    eager, replayed = pair(model)
+    parents = tuple((node - 1) // 2 if node else ROOT for node in range(length))
+    path = [length - 1]
+    while parents[path[0]] != ROOT:
+        path.insert(0, parents[path[0]])
+    for cache in (eager, replayed):
+        feed(model, cache, text(5, 1))
+    with replay_log() as log:
+        for step in range(2):
+            assert_same(*(feed(model, cache, text(length, step), parents) for cache in (replayed, eager)))
+            for cache in (replayed, eager):
+                keep_in_cache(cache, cache.window.start, path)
+    assert (log.num_graphs, log.refusals) == (2, [])
+    assert_same(feed(model, replayed, text(1, 4)), feed(model, eager, text(1, 4)))
+
+
+def test_windows_are_filled_up_by_little():
+    sizes = {length: padded(length) for length in range(1, LARGEST_WINDOW + 1)}
+    assert all(length <= size for length, size in sizes.items())
+    assert {length: sizes[length] for length in (1, 16, 17, 64, 65, 129)} == {
+        1: 1, 16: 16, 17: 24, 64: 64, 65: 72, 129: 136
+    }  # fmt: skip
+    assert len(set(sizes.values())) <= 12
+
+
+def test_a_window_above_the_largest_runs_eagerly():
+    model = EXACT["qwen3_5"]()
+    eager, replayed = pair(model)
+    with replay_log() as log:
+        for step, length in enumerate([5, LARGEST_WINDOW + 1, 3]):
+            assert_same(feed(model, replayed, text(length, step)), feed(model, eager, text(length, step)))
+    assert log.num_graphs == 2
+
+
 def test_a_cache_that_another_one_displaced_goes_on(model):
     eager, first = pair(model)
     second = ReplayedCache(model, None, graphs_of(model))
@@ -147,6 +186,39 @@ def test_a_model_that_attends_in_its_own_way_runs_eagerly():
         ours = feed(model, replayed, text(3, 2))
     assert_same(ours, feed(model, eager, text(3, 2)))
     assert_same(feed(model, replayed, text(3, 3)), feed(model, eager, text(3, 3)))
+
+
+def test_the_forward_that_proves_a_graph_copies_no_keys(monkeypatch):
+    model = EXACT["qwen3_5"]()
+    eager, replayed = pair(model)
+    for cache in (eager, replayed):
+        feed(model, cache, text(9, 1))
+    taken = []
+    whole = torch.cat
+
+    def counted(tensors, *args, **kwargs):
+        result = whole(tensors, *args, **kwargs)
+        taken.extend([result.shape] if result.dim() == 4 and result.shape[-2] == 12 else [])
+        return result
+
+    expected = feed(model, eager, text(3, 2))
+    monkeypatch.setattr(torch, "cat", counted)
+    assert_same(feed(model, replayed, text(3, 2)), expected)
+    assert taken == []
+    assert all("update" not in vars(layer) for layer in replayed.layers)
+
+
+def test_a_graph_that_is_refused_leaves_the_eager_forwards_keys():
+    model = EXACT["qwen3_5"]()
+    eager, replayed = pair(model)
+    replayed._graphs.prove = lambda *_: False
+    for cache in (eager, replayed):
+        feed(model, cache, text(9, 1))
+    for step in range(2):
+        assert_same(feed(model, replayed, text(3, step)), feed(model, eager, text(3, step)))
+        for mine, theirs in zip(replayed.layers, eager.layers, strict=True):
+            if type(mine) is DynamicLayer:
+                torch.testing.assert_close(mine.keys, theirs.keys)
 
 
 def test_a_program_that_gives_something_else_is_not_used():
@@ -224,17 +296,34 @@ class OwnDrafter(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.config = transformers.Qwen3Config(hidden_size=32, attn_implementation="sdpa")
-        self.taken, self.is_causal, self.layer_idx = torch.nn.Linear(32, 96), is_causal, 0
+        self.taken = torch.nn.ModuleList(torch.nn.Linear(32, 96) for _ in range(2))
+        self.places = torch.nn.Embedding(256, 16)
+        self.is_causal = is_causal
 
-    def forward(self, noise_embedding, target_hidden, past_key_values=None):
+    def context(self, target_hidden):
+        return target_hidden
+
+    def forward(self, noise_embedding, target_hidden, position_ids, past_key_values=None):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        queries, _, _ = self.taken(noise_embedding).chunk(3, -1)
-        _, keys, values = self.taken(torch.cat([target_hidden, noise_embedding], 1)).chunk(3, -1)
-        queries, keys, values = (x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (queries, keys, values))
-        keys, values = past_key_values.update(keys, values, 0)
-        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        return attend(self, queries, keys, values, None, is_causal=self.is_causal)[0].flatten(2)
+        hidden, context = noise_embedding, self.context(target_hidden)
+        places = self.places(position_ids)[:, None]
+        for index, taken in enumerate(self.taken):
+            self.layer_idx = index
+            queries, _, _ = taken(hidden).chunk(3, -1)
+            _, keys, values = taken(torch.cat([context, hidden], 1)).chunk(3, -1)
+            queries, keys, values = (x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (queries, keys, values))
+            queries, keys = queries + places[..., -queries.shape[2] :, :], keys + places
+            keys, values = past_key_values.update(keys, values, index)
+            attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+            hidden = attend(self, queries, keys, values, None, is_causal=self.is_causal)[0].flatten(2)
+        return hidden
+
+
+def draft(drafter, cache, block, hidden):
+    start = cache.get_seq_length()
+    positions = torch.arange(start, start + hidden.shape[1] + block.shape[1])[None]
+    return drafter(noise_embedding=block, target_hidden=hidden, position_ids=positions, past_key_values=cache)
 
 
 @torch.inference_mode()
@@ -243,22 +332,72 @@ def test_a_drafter_is_replayed_over_its_stock_cache():
     replay_drafter(drafter)
     ours, theirs, other = DynamicCache(), DynamicCache(), DynamicCache()
     with replay_log() as log:
-        for step, context in enumerate([20, 1, 3, 3, 1, 5]):
+        for step, context in enumerate([20, 4, 4, 1, 3, 16, 1, 5, 4, 2]):
             block, hidden = torch.randn(1, 4, 32), torch.randn(1, context, 32)
-            for cache in (ours, theirs):
-                model = drafter if cache is ours else eager
-                output = model(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
-                if cache is ours:
-                    mine = output
-            torch.testing.assert_close(mine, output)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+            for index in range(2):
+                torch.testing.assert_close(ours.layers[index].keys, theirs.layers[index].keys)
+                torch.testing.assert_close(ours.layers[index].values, theirs.layers[index].values)
             for cache in (ours, theirs):
                 crop_cache(cache, cache.get_seq_length() - 4)
-            if step == 3:  # another text in between
+            if step == 4:  # another text in between
                 for _ in range(2):
-                    drafter(noise_embedding=block, target_hidden=hidden, past_key_values=other)
-            torch.testing.assert_close(ours.layers[0].keys, theirs.layers[0].keys)
+                    draft(drafter, other, block, hidden)
+    assert log.num_graphs == 1
+    assert log.refusals == []
+
+
+@torch.inference_mode()
+def test_a_drafter_whose_context_is_longer_than_usual_has_a_graph_of_its_own():
+    drafter, eager = OwnDrafter(), OwnDrafter()
+    replay_drafter(drafter)
+    ours, theirs = DynamicCache(), DynamicCache()
+    with replay_log() as log:
+        for context in [9, 2, 17, 31, 100]:
+            block, hidden = torch.randn(1, 3, 32), torch.randn(1, context, 32)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+            for cache in (ours, theirs):
+                crop_cache(cache, cache.get_seq_length() - 3)
     assert log.num_graphs == 3
     assert log.refusals == []
+
+
+@torch.inference_mode()
+def test_a_drafter_that_is_always_given_as_much_is_replayed_at_that_shape():
+    drafter, eager = OwnDrafter(), OwnDrafter()
+    replay_drafter(drafter)
+    ours, theirs = DynamicCache(), DynamicCache()
+    with replay_log() as log:
+        for _ in range(3):
+            block, hidden = torch.randn(1, 4, 32), torch.randn(1, 2, 32)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+    assert log.num_graphs == 1
+
+
+class SummingDrafter(OwnDrafter):
+    """Mixes the context's tokens before any of them is a key, so that rows before them are felt."""
+
+    def context(self, target_hidden):
+        return target_hidden - target_hidden.sum(1, keepdim=True) - target_hidden.shape[1]
+
+
+@torch.inference_mode()
+def test_a_drafter_that_feels_the_rows_before_its_context_runs_eagerly():
+    drafter, eager = SummingDrafter(), SummingDrafter()
+    replay_drafter(drafter)
+    ours, theirs = DynamicCache(), DynamicCache()
+    for step, context in enumerate([9, 16, 2, 3]):
+        block, hidden = torch.randn(1, 4, 32), torch.randn(1, context, 32)
+        expected = draft(eager, theirs, block, hidden)
+        if step == 2:  # a context that fills the graph proves nothing for a shorter one
+            with pytest.warns(RuntimeWarning, match="SummingDrafter drafts eagerly: its graph gives something else"):
+                found = draft(drafter, ours, block, hidden)
+        else:
+            found = draft(drafter, ours, block, hidden)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(ours.layers[1].keys, theirs.layers[1].keys)
+        for cache in (ours, theirs):
+            crop_cache(cache, cache.get_seq_length() - 4)
 
 
 @torch.inference_mode()
@@ -267,7 +406,7 @@ def test_a_drafter_that_looks_ahead_only_runs_eagerly():
     replay_drafter(drafter)
     cache = DynamicCache()
     block, hidden = torch.randn(1, 4, 32), torch.randn(1, 2, 32)
-    drafter(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
+    draft(drafter, cache, block, hidden)
     with pytest.warns(RuntimeWarning, match="OwnDrafter drafts eagerly: .*OwnDrafter is causal"):
-        drafter(noise_embedding=block, target_hidden=hidden, past_key_values=cache)
+        draft(drafter, cache, block, hidden)
     assert cache.get_seq_length() == 12

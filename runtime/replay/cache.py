@@ -83,7 +83,8 @@ class ReplayedCache(VerifiableCache):
         if output is None:
             return self._eagerly(kwargs, stock)
         if not self._graphs.is_proven(length):
-            expected = self._eagerly(kwargs, stock)
+            with self._graphs.appending(self):
+                expected = self._eagerly(kwargs, stock)
             if not self._graphs.prove(length, output.logits, expected.logits):
                 return expected
         for recurrent in self.recurrent.values():

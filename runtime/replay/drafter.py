@@ -1,21 +1,22 @@
-"""A block drafter's forwards, replayed: one graph for each shape of its arguments.
+"""A block drafter's forwards, replayed: one graph for all numbers of tokens that a round accepts.
 
 A DFlash drafter reads the features of the tokens accepted last and a block of masks, and appends the keys and values
-of both to its cache, so its shapes are as many as a block has accepted lengths.
+of both to its cache. Arguments that grow with the accepted tokens are led by rows that no query sees, and the keys
+and values of the others move to where those began.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 from transformers.cache_utils import DynamicLayer
 
-from ddaudit.runtime.caches.mode import note_graph, replay_wanted
+from ddaudit.runtime.caches.mode import replay_wanted
 from ddaudit.runtime.errors import describe
 from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
@@ -36,26 +37,38 @@ class DraftWindow(StaticWindow):
     def __init__(self, start: torch.Tensor, key_values: KeyValues) -> None:
         super().__init__(0, start, key_values, None)
         self.is_causal = False
-        self.num_new = 0
-        """Keys that the forward appends, once it has run."""
-        self._all: dict[tuple[int, int], torch.Tensor] = {}
+        self.num_leading = torch.zeros_like(start)
+        """`[1]`, the new keys that are there for the shape alone, before all others."""
+        self.num_keys = 0
+        """Keys that the forward appends, the leading ones included, once it has run."""
+        self._seen: torch.Tensor | None = None
+
+    def begin(self) -> None:
+        self._seen = None
 
     def _visible_to(self, num_queries: int, num_keys: int) -> torch.Tensor:
-        shape = (num_queries, num_keys)
-        if shape not in self._all:
-            self._all[shape] = torch.ones(shape, dtype=torch.bool, device=self.start.device)
-        self.num_new = num_keys
-        return self._all[shape]
+        # Once a forward, and in each: its graph has to read `num_leading` again.
+        if self._seen is None or self._seen.shape != (num_queries, num_keys):
+            place = torch.arange(num_keys, device=self.start.device)
+            self._seen = (place >= self.num_leading).repeat(num_queries, 1)
+        self.num_keys = num_keys
+        return self._seen
+
+    def keep(self) -> None:
+        """Move the rows behind the leading ones to where those began."""
+        place = torch.arange(self.num_keys, device=self.start.device)
+        self.key_values.keep(self.start, (place + self.num_leading).clamp(max=self.num_keys - 1))
 
 
 @dataclass
 class _Stage:
-    """One shape of the arguments."""
+    """One shape of the arguments, those that grow with the context at the length they are filled up to."""
 
     window: DraftWindow
     tensors: dict[str, torch.Tensor]
     graph: Graph | None = None
-    is_proven: bool = False
+    proven: set[bool] = field(default_factory=set)
+    """Whether it was held against the drafter's own code without leading rows, and with some."""
 
 
 class DrafterGraphs:
@@ -68,6 +81,10 @@ class DrafterGraphs:
         self._key_values: KeyValues | None = None
         self._start: torch.Tensor | None = None
         self._stages: dict[Any, _Stage] = {}
+        self._lengths: dict[Any, dict[str, int]] = {}
+        """Of the arguments of the last call of a kind."""
+        self._growing: dict[Any, frozenset[str]] = {}
+        """The arguments of a kind of call that grow with the context."""
         self._refused: Refusals[Any] = Refusals()
         self._pool: Any = None
 
@@ -79,40 +96,60 @@ class DrafterGraphs:
         cache = kwargs[name]
         tensors = {key: value for key, value in kwargs.items() if isinstance(value, torch.Tensor)}
         others = {key: value for key, value in kwargs.items() if key not in tensors and key != name}
-        key = (
-            tuple((key, tensor.shape, tensor.dtype) for key, tensor in sorted(tensors.items())),
+        if not tensors or any(tensor.dim() < 2 or tensor.shape[0] != 1 for tensor in tensors.values()):
+            return None
+        lengths = {key: tensor.shape[1] for key, tensor in tensors.items()}
+        kind = (
+            tuple((key, tensor.shape[2:], tensor.dtype) for key, tensor in sorted(tensors.items())),
             tuple(sorted((key, repr(value)) for key, value in others.items())),
         )
-        if key in self._refused or not tensors or not _is_served(cache):
+        growing = self._growing_in(kind, lengths)
+        if max(lengths.values()) > LARGEST_DRAFT or not _is_served(cache):
             return None
-        if any(tensor.shape[0] != 1 or max(tensor.shape[1:2]) > LARGEST_DRAFT for tensor in tensors.values()):
+        num_leading = _filled_up(length := min(lengths[key] for key in growing)) - length if growing else 0
+        sizes = {key: length + num_leading * (key in growing) for key, length in lengths.items()}
+        key = (kind, tuple(sorted(sizes.items())))
+        if key in self._refused:
             return None
         start = cache.get_seq_length()
         try:
             with torch.inference_mode(False), torch.no_grad():
-                stage = self._stage(cache, key, tensors, start)
+                stage = self._stage(cache, key, tensors, sizes, start)
+                stage.window.num_leading.fill_(num_leading)
                 for each, tensor in tensors.items():
-                    stage.tensors[each].copy_(tensor)
+                    # The rows before may hold what an earlier call left there: it is not seen.
+                    stage.tensors[each][:, sizes[each] - lengths[each] :].copy_(tensor)
                 if stage.graph is None:
                     run = functools.partial(self._run, stage, name, others)
                     stage.graph = Graph(run, stage.window.start.device, self._pool)
-                    note_graph()
             output = stage.graph.replay()
         except (NotReplayable, torch.OutOfMemoryError) as error:
             self._refuse(key, describe(error))
             return None
         output = _copied(output, stage.window, cache)
-        if not stage.is_proven:
+        assert self._key_values is not None
+        num_held = start + stage.window.num_keys - num_leading
+        if (num_leading > 0) not in stage.proven:
             expected = self._stock(**kwargs)
-            if reason := _difference(output, expected):
+            if reason := _difference(output, expected) or self._key_difference(cache, start, num_held):
                 self._refuse(key, reason)
                 return expected
-            stage.is_proven = True
-        assert self._key_values is not None
-        self._key_values.show(_layers(cache), start + stage.window.num_new)
+            stage.proven.add(num_leading > 0)
+        self._key_values.show(_layers(cache), num_held)
         return output
 
-    def _stage(self, cache: Any, key: Any, tensors: dict[str, torch.Tensor], start: int) -> _Stage:
+    def _growing_in(self, kind: Any, lengths: dict[str, int]) -> frozenset[str]:
+        """The arguments that grow with the context: those that differ, all by as much, between two calls."""
+        before = self._lengths.get(kind, lengths)
+        self._lengths[kind] = lengths
+        changes = {key: length - before[key] for key, length in lengths.items() if length != before[key]}
+        if kind not in self._growing and len(set(changes.values())) == 1:
+            self._growing[kind] = frozenset(changes)
+        return self._growing.get(kind, frozenset())
+
+    def _stage(
+        self, cache: Any, key: Any, tensors: dict[str, torch.Tensor], sizes: dict[str, int], start: int
+    ) -> _Stage:
         other = self._seated() if self._seated else None
         if other is not None and other is not cache:
             unseat(_layers(other), {})
@@ -123,12 +160,16 @@ class DrafterGraphs:
             if self._start.is_cuda:
                 self._pool = torch.cuda.graph_pool_handle()
         self._seated = weakref.ref(cache)
-        if self._key_values.seat(layers, start, room=2 * LARGEST_DRAFT):
+        if not self._key_values.fits(start + 2 * LARGEST_DRAFT):
+            # Their graphs are for the memory of before.
             self._stages.clear()
+        self._key_values.seat(layers, start, room=2 * LARGEST_DRAFT)
         assert self._start is not None
         self._start.fill_(start)
         if key not in self._stages:
-            fixed = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+            fixed = {
+                name: tensor.new_zeros(1, sizes[name], *tensor.shape[2:]) for name, tensor in tensors.items()
+            }
             self._stages[key] = _Stage(DraftWindow(self._start, self._key_values), fixed)
         return self._stages[key]
 
@@ -136,14 +177,33 @@ class DrafterGraphs:
         drafter = self._drafter()
         assert drafter is not None
         implementation = str(getattr(drafter.config, "_attn_implementation", "eager"))
+        stage.window.begin()
         with stage.window.attending(implementation):
             output = self._stock(**stage.tensors, **others, **{cache_name: stage.window})
         stage.window.finish()
+        stage.window.keep()
         return output
+
+    def _key_difference(self, cache: Any, start: int, num_held: int) -> str:
+        """Why what stock code has just appended to `cache` is not what the graph has; empty where it is."""
+        if cache.get_seq_length() != num_held:
+            return f"its graph appends {num_held - start} tokens, its own code {cache.get_seq_length() - start}"
+        assert self._key_values is not None
+        for index, layer in _layers(cache).items():
+            appended = [states[..., start:, :] for states in (layer.keys, layer.values)]
+            held = [states[..., start:, :] for states in self._key_values.held(index, num_held)]
+            if reason := _difference(held, appended):
+                return reason
+        return ""
 
     def _refuse(self, key: Any, reason: str) -> None:
         self._stages.pop(key, None)
         self._refused.add(key, reason, f"{type(self._drafter()).__name__} drafts eagerly")
+
+
+def _filled_up(length: int) -> int:
+    """The context length whose graph serves `length`: one for all that a block of usual size accepts."""
+    return max(16, 1 << (length - 1).bit_length())
 
 
 def _is_served(cache: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddaudit.runtime.caches.mode import note_graph
 from ddaudit.runtime.replay.errors import NotReplayable
 
 if TYPE_CHECKING:
@@ -26,13 +27,15 @@ class Graph:
     """
 
     def __init__(self, function: Callable[[], Any], device: torch.device, pool: Any = None) -> None:
-        self._function = function
+        self._function: Callable[[], Any] | None = function
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
-            self._graph = self._capture(device, pool)
+            self._graph = self._capture(function, device, pool)
+            # It knows its owner, which would keep both, and the memory they are for, until garbage is collected.
+            self._function = None
+        note_graph()
 
-    def _capture(self, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
-        function = self._function
+    def _capture(self, function: Callable[[], Any], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
         with torch.inference_mode(False), torch.no_grad():
             stream = torch.cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -49,8 +52,9 @@ class Graph:
         return graph
 
     def replay(self) -> Any:
-        if self._graph is None:
-            with torch.inference_mode(False), torch.no_grad():
-                return self._function()
-        self._graph.replay()
-        return self._output
+        if self._graph is not None:
+            self._graph.replay()
+            return self._output
+        assert self._function is not None
+        with torch.inference_mode(False), torch.no_grad():
+            return self._function()

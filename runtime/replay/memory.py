@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddaudit.runtime.replay.errors import NotReplayable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
@@ -36,32 +38,67 @@ class KeyValues:
     def capacity(self) -> int:
         return 0 if self.memory is None else self.memory.shape[2]
 
-    def seat(self, layers: Mapping[int, DynamicLayer], length: int, room: int) -> bool:
-        """Bring the first `length` tokens of `layers` in, with room for `room` more. Whether the memory moved."""
-        has_moved = length + room > self.capacity
-        if has_moved:
+    def fits(self, length: int) -> bool:
+        """Whether the memory is large enough for so many tokens; where it is not, `seat` makes a larger one."""
+        return length <= self.capacity
+
+    def seat(self, layers: Mapping[int, DynamicLayer], length: int, room: int) -> None:
+        """Bring the first `length` tokens of `layers` in, with room for `room` more."""
+        if not self.fits(length + room):
             first = next(iter(layers.values())).keys
             capacity = -(-(length + room) // ROOM) * ROOM
             if self.memory is not None:
                 capacity = max(capacity, -(-self.capacity * 5 // 4 // ROOM) * ROOM)
+                # Freed before the larger one is made, unless these layers view it.
+                self.memory = None
             shape = (len(layers), 2, capacity, first.shape[1], first.shape[3])
             # Zeros, since memory nothing wrote may hold NaN, which no mask hides.
             self.memory = torch.zeros(shape, dtype=first.dtype, device=first.device)
+        held = self._all_held(length)
         for index, layer in layers.items():
-            if layer.keys.data_ptr() != self._view(index, 0, length).data_ptr():
-                self._view(index, 0, length).copy_(layer.keys[..., :length, :])
-                self._view(index, 1, length).copy_(layer.values[..., :length, :])
-        self.show(layers, length)
-        return has_moved
+            keys, values = held[index]
+            if layer.keys.data_ptr() != keys.data_ptr():
+                keys.copy_(layer.keys[..., :length, :])
+                values.copy_(layer.values[..., :length, :])
+            layer.keys, layer.values = keys, values
 
     def show(self, layers: Mapping[int, DynamicLayer], length: int) -> None:
         """Let `layers` hold the first `length` tokens."""
+        held = self._all_held(length)
         for index, layer in layers.items():
-            layer.keys, layer.values = self._view(index, 0, length), self._view(index, 1, length)
+            layer.keys, layer.values = held[index]
+
+    @contextmanager
+    def appending(self, layers: Mapping[int, DynamicLayer], length: int) -> Iterator[None]:
+        """While it lasts, `layers`, which hold their first `length` tokens here, append in place, within the room that
+        was asked for: stock layers copy all that they hold."""
+
+        def update(
+            index: int, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            held = self.held(index, length + keys.shape[-2])
+            for states, new in zip(held, (keys, values), strict=True):
+                states[..., length:, :] = new
+            layers[index].keys, layers[index].values = held
+            return held
+
+        for index, layer in layers.items():
+            layer.update = partial(update, index)
+        try:
+            yield
+        finally:
+            for layer in layers.values():
+                del layer.update
+
+    def held(self, index: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `length` tokens' keys and values, `[1, H, length, D]` each."""
+        assert self.memory is not None
+        keys, values = self.memory[self._places[index], :, None, :length].transpose(2, 3)
+        return keys, values
 
     def anchors(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first token's keys and values, `[1, H, 1, D]`, from where the others are reached by their strides."""
-        return self._view(index, 0, 1), self._view(index, 1, 1)
+        return self.held(index, 1)
 
     def keep(self, start: torch.Tensor, path: torch.Tensor) -> None:
         """Move the rows `start + path[i]` to `start + i`, for all layers."""
@@ -69,9 +106,11 @@ class KeyValues:
         kept = self.memory.index_select(2, start + path)
         self.memory.index_copy_(2, start + torch.arange(len(path), device=path.device), kept)
 
-    def _view(self, index: int, part: int, length: int) -> torch.Tensor:
+    def _all_held(self, length: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """`held` of each layer: a round asks several times, and views made one by one take a millisecond."""
         assert self.memory is not None
-        return self.memory[self._places[index], part, :length].transpose(0, 1)[None]
+        parts = self.memory.flatten(0, 1)[:, None, :length].transpose(2, 3).unbind()
+        return {index: (parts[2 * place], parts[2 * place + 1]) for index, place in self._places.items()}
 
 
 class States:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from ddaudit.runtime.caches.mode import note_graph
 from ddaudit.runtime.caches.takeover import cache_argument, install
 from ddaudit.runtime.kernels.delta_rule import commit_delta_rule
 from ddaudit.runtime.models.architecture import decoder_layers, marked_like, text_config
@@ -23,6 +23,7 @@ from ddaudit.runtime.replay.static_window import StaticDelta, StaticWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -30,20 +31,17 @@ if TYPE_CHECKING:
     from ddaudit.runtime.replay.cache import ReplayedCache
     from ddaudit.runtime.replay.regions import Compiler
 
-LARGEST_WINDOW = 128
+SIZES = (1, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 129)
+"""Nodes of the windows that have a graph. Few, since each is compiled and captured when it is first met; and beside
+each power of two one more, for a tree of so many drafts and its root, which the kernel takes by itself."""
+LARGEST_WINDOW = SIZES[-1]
 """Nodes; larger windows run eagerly."""
 _SETTINGS = {"use_cache", "output_hidden_states", "logits_to_keep", "return_dict", "output_attentions"}
 
 
 def padded(length: int) -> int:
-    """The window size whose graph serves `length` nodes: few enough sizes to capture, few nodes for nothing.
-
-    One more than a multiple of 16 stays: a root and a budget of drafts, for which the kernel takes the root by itself.
-    """
-    if length % 16 == 1:
-        return length
-    step = 8 if length <= 32 else 16
-    return -(-length // step) * step
+    """The window size whose graph serves `length` nodes, at most `LARGEST_WINDOW`."""
+    return SIZES[bisect.bisect_left(SIZES, length)]
 
 
 @dataclass
@@ -60,8 +58,20 @@ class _Stage:
     forward: Graph | None = None
     commit: Graph | None = None
     last_path: tuple[int, ...] | None = None
+    last_chain: int | None = None
+    """The length of the chain that the window's tree still is."""
     is_proven: bool = False
     """Whether its output was held against the eager forward's."""
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """What a forward's graph gives."""
+
+    logits: torch.Tensor
+    hidden_states: tuple[torch.Tensor, ...]
+    together: torch.Tensor | None
+    """The hidden states, `[L + 1, 1, T, D]`, where they are alike: one copy brings all to the caller."""
 
 
 class TargetGraphs:
@@ -121,14 +131,14 @@ class TargetGraphs:
             # A tensor made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 graph = self._ready(cache, kwargs, visible)
-            logits, hidden_states = graph.replay()
+            replayed = graph.replay()
         except NotReplayable as reason:
             self._refuse(padded(length), str(reason))
             return None
         except torch.OutOfMemoryError:
             self._refuse(padded(length), "there is no memory left to capture it")
             return None
-        return self._output(cache, kwargs, logits, hidden_states, length)
+        return self._output(cache, kwargs, replayed, length)
 
     def _ready(self, cache: ReplayedCache, kwargs: dict[str, Any], visible: torch.Tensor | None) -> Graph:
         ids = kwargs["input_ids"]
@@ -140,6 +150,14 @@ class TargetGraphs:
             self._set_path(stage, ())
             stage.commit = self._captured(functools.partial(self._commit, stage))
         return stage.forward
+
+    def appending(self, cache: ReplayedCache) -> AbstractContextManager[None]:
+        """While it lasts, an eager forward over the window just replayed appends to the same memory."""
+        attention = _attention(cache)
+        if not attention:
+            return nullcontext()
+        assert self._key_values is not None
+        return self._key_values.appending(attention, cache.start)
 
     def is_proven(self, length: int) -> bool:
         return self._stages[padded(length)].is_proven
@@ -197,8 +215,11 @@ class TargetGraphs:
             self._states = States(recurrent) if recurrent else None
             self._start = torch.zeros(1, dtype=torch.long, device=self.model.device)
         self._seated = weakref.ref(cache)
-        if attention and self._key_values.seat(attention, start, room=LARGEST_WINDOW):
-            self._stages.clear()
+        if attention:
+            if not self._key_values.fits(start + LARGEST_WINDOW):
+                # Their graphs are for the memory of before.
+                self._stages.clear()
+            self._key_values.seat(attention, start, room=LARGEST_WINDOW)
         if self._states is not None:
             self._states.seat(recurrent)
         if length not in self._stages:
@@ -232,15 +253,15 @@ class TargetGraphs:
         window = stage.window
         window.start.fill_(start)
         stage.ids[:, :length].copy_(ids)
-        window.visible.fill_(False).fill_diagonal_(True)
-        if visible is None:
-            window.visible[:length, :length].copy_(_chain(length, ids.device))
-        else:
-            window.visible[:length, :length].copy_(visible)
+        if visible is not None or stage.last_chain != length:
+            if length < window.length:
+                window.visible.fill_(False).fill_diagonal_(True)
+            window.visible[:length, :length].copy_(_chain(length, ids.device) if visible is None else visible)
+            stage.last_chain = length if visible is None else None
         if positions is None:
             stage.positions.copy_(window.visible.sum(-1) - 1 + start)
         else:
-            stage.positions.fill_(start)
+            # What stands behind is an earlier window's, as good as any.
             stage.positions[:, :length].copy_(positions)
 
     def _set_path(self, stage: _Stage, path: Sequence[int]) -> None:
@@ -255,10 +276,9 @@ class TargetGraphs:
         device = self.model.device
         if device.type == "cuda" and self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        note_graph()
         return Graph(function, device, self._pool)
 
-    def _run(self, stage: _Stage) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def _run(self, stage: _Stage) -> _Replayed:
         model = self.model
         stage.window.prepare()
         implementation = str(getattr(text_config(model), "_attn_implementation", "eager"))
@@ -273,7 +293,9 @@ class TargetGraphs:
                 **{cache_argument(model): stage.window},
             )
         stage.window.finish()
-        return output.logits, output.hidden_states
+        states = output.hidden_states
+        is_alike = len({(state.shape, state.dtype) for state in states}) == 1
+        return _Replayed(output.logits, states, torch.stack(states) if is_alike else None)
 
     @contextmanager
     def _compiled_layers(self, stage: _Stage) -> Iterator[None]:
@@ -303,26 +325,32 @@ class TargetGraphs:
         self,
         cache: ReplayedCache,
         kwargs: dict[str, Any],
-        logits: torch.Tensor,
-        hidden_states: tuple[torch.Tensor, ...],
+        replayed: _Replayed,
         length: int,
     ) -> Any:
         """The graph's tensors are overwritten by the next replay: the caller gets copies."""
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         kept = kwargs.get("logits_to_keep", 0)
-        logits = logits[:, :length][:, -kept:].clone()
+        logits = replayed.logits[:, :length][:, -kept:].clone()
         wanted = kwargs.get("output_hidden_states")
         if wanted is None:
             wanted = getattr(self.model.config, "output_hidden_states", False)
         states: tuple[torch.Tensor | None, ...] | None = None
         if wanted:
             # A list of indices (Transformers 5.24): the others are None.
-            indices = range(len(hidden_states)) if wanted is True else wanted
-            chosen = {index % len(hidden_states) for index in indices}
+            num_states = len(replayed.hidden_states)
+            chosen = set(range(num_states)) if wanted is True else {index % num_states for index in wanted}
+            if len(chosen) == num_states and replayed.together is not None:
+                copies = replayed.together[:, :, :length].clone().unbind()
+            else:
+                copies = tuple(
+                    state[:, :length].clone() if index in chosen else None
+                    for index, state in enumerate(replayed.hidden_states)
+                )
             states = tuple(
-                marked_like(state, state[:, :length].clone(), length) if index in chosen else None
-                for index, state in enumerate(hidden_states)
+                None if copied is None else marked_like(state, copied, length)
+                for state, copied in zip(replayed.hidden_states, copies, strict=True)
             )
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=states)
 
