@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 class ReplayedCache(VerifiableCache):
     """A `VerifiableCache` over the fixed memory of `graphs`, with the same promises.
 
-    No number is read from the device on the way: what a tree mask says is checked when its window is closed, by
-    when whoever accepts nodes has waited for the device anyway.
+    The one thing that is read from the device is a tree's mask, and that while its graph runs.
     """
 
     def __init__(self, model: nn.Module, max_length: int | None, graphs: TargetGraphs) -> None:
@@ -80,6 +79,7 @@ class ReplayedCache(VerifiableCache):
         self._is_asked = False
         start, length = self.start, kwargs["input_ids"].shape[1]
         output = self._graphs.forward(self, kwargs, self._visible)
+        self._read_tree()
         if output is None:
             return self._eagerly(kwargs, stock)
         if not self._graphs.is_proven(length):
@@ -93,6 +93,18 @@ class ReplayedCache(VerifiableCache):
         self._graphs.show(self, start + length)
         self._is_replayed = True
         return output
+
+    def _read_tree(self) -> None:
+        """Off the critical path: the graph runs by now, and the mask was on its way before it started.
+
+        Raises:
+            ValueError: where the mask is no tree. The cache is as before the forward.
+        """
+        try:
+            _ = self.window
+        except ValueError:
+            self.window = None
+            raise
 
     def _eagerly(self, kwargs: dict[str, Any], stock: Callable[..., Any]) -> Any:
         super()._start_window(self._live_model(), kwargs)

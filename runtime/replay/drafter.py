@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import DynamicLayer
 
 from ddaudit.runtime.caches.mode import replay_wanted
-from ddaudit.runtime.errors import describe
 from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
 from ddaudit.runtime.replay.memory import KeyValues, unseat
@@ -67,8 +66,7 @@ class _Stage:
     window: DraftWindow
     tensors: dict[str, torch.Tensor]
     graph: Graph | None = None
-    proven: set[bool] = field(default_factory=set)
-    """Whether it was held against the drafter's own code without leading rows, and with some."""
+    is_proven: bool = False
 
 
 class DrafterGraphs:
@@ -86,7 +84,6 @@ class DrafterGraphs:
         self._growing: dict[Any, frozenset[str]] = {}
         """The arguments of a kind of call that grow with the context."""
         self._refused: Refusals[Any] = Refusals()
-        self._pool: Any = None
 
     def forward(self, kwargs: dict[str, Any]) -> Any:
         """The drafter's output, appended to its cache; None where stock code has to run."""
@@ -121,21 +118,21 @@ class DrafterGraphs:
                     stage.tensors[each][:, sizes[each] - lengths[each] :].copy_(tensor)
                 if stage.graph is None:
                     run = functools.partial(self._run, stage, name, others)
-                    stage.graph = Graph(run, stage.window.start.device, self._pool)
+                    captured = (each.graph for each in self._stages.values() if each.graph)
+                    stage.graph = Graph(run, stage.window.start.device, next(captured, None))
+            if not stage.is_proven:
+                self._prove(stage, name, cache, others, growing, start)
+                stage.window.num_leading.fill_(num_leading)
             output = stage.graph.replay()
-        except (NotReplayable, torch.OutOfMemoryError) as error:
-            self._refuse(key, describe(error))
+        except NotReplayable as error:
+            self._refuse(key, str(error))
+            return None
+        except torch.OutOfMemoryError:
+            self._refuse(key, "there is no memory left to capture it")
             return None
         output = _copied(output, stage.window, cache)
         assert self._key_values is not None
-        num_held = start + stage.window.num_keys - num_leading
-        if (num_leading > 0) not in stage.proven:
-            expected = self._stock(**kwargs)
-            if reason := _difference(output, expected) or self._key_difference(cache, start, num_held):
-                self._refuse(key, reason)
-                return expected
-            stage.proven.add(num_leading > 0)
-        self._key_values.show(_layers(cache), num_held)
+        self._key_values.show(_layers(cache), start + stage.window.num_keys - num_leading)
         return output
 
     def _growing_in(self, kind: Any, lengths: dict[str, int]) -> frozenset[str]:
@@ -157,8 +154,6 @@ class DrafterGraphs:
         if self._key_values is None:
             self._key_values = KeyValues(layers)
             self._start = torch.zeros(1, dtype=torch.long, device=layers[0].keys.device)
-            if self._start.is_cuda:
-                self._pool = torch.cuda.graph_pool_handle()
         self._seated = weakref.ref(cache)
         if not self._key_values.fits(start + 2 * LARGEST_DRAFT):
             # Their graphs are for the memory of before.
@@ -183,6 +178,29 @@ class DrafterGraphs:
         stage.window.finish()
         stage.window.keep()
         return output
+
+    def _prove(
+        self, stage: _Stage, cache_name: str, cache: Any, others: dict[str, Any], growing: frozenset[str], start: int
+    ) -> None:
+        """Hold the graph against the drafter's own code, with one leading row and without.
+
+        Both at once, so that no later round has to: what the leading rows hold, whatever it is, is a context too.
+
+        Raises:
+            NotReplayable: where it gives something else.
+        """
+        assert stage.graph is not None and self._key_values is not None
+        for num_leading in range(2 if growing else 1):
+            stage.window.num_leading.fill_(num_leading)
+            output = stage.graph.replay()
+            given = {key: tensor[:, num_leading * (key in growing) :] for key, tensor in stage.tensors.items()}
+            expected = self._stock(**given, **others, **{cache_name: cache})
+            num_held = start + stage.window.num_keys - num_leading
+            reason = _difference(output, expected) or self._key_difference(cache, start, num_held)
+            self._key_values.show(_layers(cache), start)
+            if reason:
+                raise NotReplayable(reason)
+        stage.is_proven = True
 
     def _key_difference(self, cache: Any, start: int, num_held: int) -> str:
         """Why what stock code has just appended to `cache` is not what the graph has; empty where it is."""

@@ -18,18 +18,23 @@ _WARM_UPS = 2
 
 class Graph:
     """`function` reads and writes fixed tensors and returns tensors (or nothing); what it returns is overwritten by
-    the next replay of any graph that shares its pool.
+    the next replay of any graph that shares its memory.
 
     `function` runs several times here and must not change what it reads.
+
+    Args:
+        beside: a graph to share memory with, which lives as long as any of those that do.
 
     Raises:
         NotReplayable: where the function cannot be captured: it asks the device for a number, for example.
     """
 
-    def __init__(self, function: Callable[[], Any], device: torch.device, pool: Any = None) -> None:
+    def __init__(self, function: Callable[[], Any], device: torch.device, beside: Graph | None = None) -> None:
         self._function: Callable[[], Any] | None = function
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
+            # Not a pool's handle: when the last graph of a pool goes, the pool goes, and its handle is not to be used.
+            pool = beside._graph.pool() if beside is not None and beside._graph is not None else None
             self._graph = self._capture(function, device, pool)
             # It knows its owner, which would keep both, and the memory they are for, until garbage is collected.
             self._function = None

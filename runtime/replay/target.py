@@ -87,7 +87,6 @@ class TargetGraphs:
         self._states: States | None = None
         self._start: torch.Tensor | None = None
         self._stages: dict[int, _Stage] = {}
-        self._pool: Any = None
         self._refused: Refusals[int] = Refusals()
 
     # -- what a forward is ----------------------------------------------------------------------------------------
@@ -273,10 +272,8 @@ class TargetGraphs:
     # -- what is captured -------------------------------------------------------------------------------------------
 
     def _captured(self, function: Any) -> Graph:
-        device = self.model.device
-        if device.type == "cuda" and self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        return Graph(function, device, self._pool)
+        captured = [graph for stage in self._stages.values() for graph in (stage.forward, stage.commit) if graph]
+        return Graph(function, self.model.device, next(iter(captured), None))
 
     def _run(self, stage: _Stage) -> _Replayed:
         model = self.model
