@@ -103,7 +103,8 @@ class ReplayedCache(VerifiableCache):
         try:
             _ = self.window
         except ValueError:
-            self.window = None
+            # Nothing of it is in the cache: no forward was begun.
+            self.window = self._forward_of = None
             raise
 
     def _eagerly(self, kwargs: dict[str, Any], stock: Callable[..., Any]) -> Any:
