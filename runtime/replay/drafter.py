@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,19 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import DynamicLayer
 
 from ddaudit.runtime.caches.mode import replay_wanted
+from ddaudit.runtime.models.architecture import decoder_layers
 from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
 from ddaudit.runtime.replay.memory import KeyValues, unseat
+from ddaudit.runtime.replay.regions import Regions, inductor
 from ddaudit.runtime.replay.static_window import StaticWindow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
+
+    from ddaudit.runtime.replay.regions import Compiler
 
 LARGEST_DRAFT = 128
 """Tokens in any argument; longer ones, such as the features of a whole prompt, run eagerly."""
@@ -40,18 +47,27 @@ class DraftWindow(StaticWindow):
         """`[1]`, the new keys that are there for the shape alone, before all others."""
         self.num_keys = 0
         """Keys that the forward appends, the leading ones included, once it has run."""
-        self._seen: torch.Tensor | None = None
+        self.seen: torch.Tensor | None = None
+        """`[queries, keys]`, the keys behind the leading ones; there once a forward has told how many there are."""
 
     def begin(self) -> None:
-        self._seen = None
+        # In each forward: its graph has to read `num_leading` again.
+        if self.seen is not None:
+            place = torch.arange(self.num_keys, device=self.start.device)
+            self.seen.copy_((place >= self.num_leading).expand_as(self.seen))
+
+    def tensors_of(self, layer_idx: int) -> dict[str, torch.Tensor]:
+        assert self.seen is not None
+        return super().tensors_of(layer_idx) | {"seen": self.seen}
 
     def _visible_to(self, num_queries: int, num_keys: int) -> torch.Tensor:
-        # Once a forward, and in each: its graph has to read `num_leading` again.
-        if self._seen is None or self._seen.shape != (num_queries, num_keys):
-            place = torch.arange(num_keys, device=self.start.device)
-            self._seen = (place >= self.num_leading).repeat(num_queries, 1)
-        self.num_keys = num_keys
-        return self._seen
+        if self.seen is None:
+            self.num_keys = num_keys
+            self.seen = torch.zeros(num_queries, num_keys, dtype=torch.bool, device=self.start.device)
+            self.begin()
+        if self.seen.shape != (num_queries, num_keys):
+            raise NotReplayable("its layers attend from and to different numbers of tokens")
+        return self.seen
 
     def keep(self) -> None:
         """Move the rows behind the leading ones to where those began."""
@@ -72,9 +88,10 @@ class _Stage:
 class DrafterGraphs:
     """Installed on a drafter once. Serves one stock cache at a time, whose layers it lets view its memory."""
 
-    def __init__(self, drafter: nn.Module) -> None:
+    def __init__(self, drafter: nn.Module, compiler: Compiler | None) -> None:
         self._drafter = weakref.ref(drafter)
         self._stock = drafter.forward
+        self._regions = _regions(drafter, compiler)
         self._seated: weakref.ref[Any] | None = None
         self._key_values: KeyValues | None = None
         self._start: torch.Tensor | None = None
@@ -117,9 +134,7 @@ class DrafterGraphs:
                     # The rows before may hold what an earlier call left there: it is not seen.
                     stage.tensors[each][:, sizes[each] - lengths[each] :].copy_(tensor)
                 if stage.graph is None:
-                    run = functools.partial(self._run, stage, name, others)
-                    captured = (each.graph for each in self._stages.values() if each.graph)
-                    stage.graph = Graph(run, stage.window.start.device, next(captured, None))
+                    stage.graph = self._captured(functools.partial(self._run, stage, name, others))
             if not stage.is_proven:
                 self._prove(stage, name, cache, others, growing, start)
                 stage.window.num_leading.fill_(num_leading)
@@ -162,21 +177,36 @@ class DrafterGraphs:
         assert self._start is not None
         self._start.fill_(start)
         if key not in self._stages:
-            fixed = {
-                name: tensor.new_zeros(1, sizes[name], *tensor.shape[2:]) for name, tensor in tensors.items()
-            }
+            fixed = {name: tensor.new_zeros(1, sizes[name], *tensor.shape[2:]) for name, tensor in tensors.items()}
             self._stages[key] = _Stage(DraftWindow(self._start, self._key_values), fixed)
         return self._stages[key]
+
+    def _captured(self, run: Callable[[], Any]) -> Graph:
+        assert self._start is not None
+        beside = next((stage.graph for stage in self._stages.values() if stage.graph), None)
+        try:
+            return Graph(run, self._start.device, beside)
+        except NotReplayable as reason:
+            if self._regions is None:
+                raise
+            self._regions = None
+            graph = Graph(run, self._start.device, beside)
+            self._refused.add("compiled", str(reason), f"{type(self._drafter()).__name__} drafts by layers as they are")
+            return graph
 
     def _run(self, stage: _Stage, cache_name: str, others: dict[str, Any]) -> Any:
         drafter = self._drafter()
         assert drafter is not None
         implementation = str(getattr(drafter.config, "_attn_implementation", "eager"))
-        stage.window.begin()
-        with stage.window.attending(implementation):
-            output = self._stock(**stage.tensors, **others, **{cache_name: stage.window})
-        stage.window.finish()
-        stage.window.keep()
+        window = stage.window
+        window.begin()
+        # Not in the first run, which only then tells the window's size.
+        regions = self._regions if window.seen is not None else None
+        compiled = regions.installed(window.tensors_of) if regions else nullcontext()
+        with window.attending(implementation), compiled:
+            output = self._stock(**stage.tensors, **others, **{cache_name: window})
+        window.finish()
+        window.keep()
         return output
 
     def _prove(
@@ -219,6 +249,14 @@ class DrafterGraphs:
         self._refused.add(key, reason, f"{type(self._drafter()).__name__} drafts eagerly")
 
 
+def _regions(drafter: nn.Module, compiler: Compiler | None) -> Regions | None:
+    """Its layers, compiled when they first run; None where it has no list of decoder layers."""
+    try:
+        return Regions(list(decoder_layers(drafter)), compiler) if compiler else None
+    except (ValueError, AttributeError):
+        return None
+
+
 def _filled_up(length: int) -> int:
     """The context length whose graph serves `length`: one for all that a block of usual size accepts."""
     return max(16, 1 << (length - 1).bit_length())
@@ -255,9 +293,9 @@ def _difference(output: Any, expected: Any) -> str:
     return ""
 
 
-def replay_drafter(drafter: nn.Module) -> None:
+def replay_drafter(drafter: nn.Module, compiler: Compiler | None = inductor) -> None:
     """Let this drafter's forwards over a stock cache be replayed, where they can be."""
-    graphs, stock = DrafterGraphs(drafter), drafter.forward
+    graphs, stock = DrafterGraphs(drafter, compiler), drafter.forward
 
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -38,6 +38,10 @@ class Graph:
             self._graph = self._capture(function, device, pool)
             # It knows its owner, which would keep both, and the memory they are for, until garbage is collected.
             self._function = None
+        else:
+            # Whatever cannot be captured shows itself here too.
+            for _ in range(_WARM_UPS):
+                self.replay()
         note_graph()
 
     def _capture(self, function: Callable[[], Any], device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:

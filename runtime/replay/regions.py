@@ -7,6 +7,7 @@ side in memory, which no other code sees. Each layer's program is held against t
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from ddaudit.runtime.kernels.product import is_fused, num_pieces
 from ddaudit.runtime.replay.errors import NotReplayable, relative_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -47,6 +48,16 @@ class Regions:
         self._programs: dict[Any, Program] = {}
         self._packed: dict[int, dict[str, torch.Tensor]] = {}
         self._checked: set[Any] = set()
+
+    @contextmanager
+    def installed(self, tensors_of: Callable[[int], Mapping[str, torch.Tensor]]) -> Iterator[None]:
+        """While it lasts, each layer's forward is its program, over the fixed tensors `tensors_of(index)`."""
+        with ExitStack() as undo:
+            for index, layer in enumerate(self._layers):
+                own = vars(layer).get("forward")
+                layer.forward = self.detour(index, tensors_of(index))
+                undo.callback(_restore, layer, own)
+            yield
 
     def detour(self, index: int, tensors: Mapping[str, torch.Tensor]) -> Callable[..., torch.Tensor]:
         """A forward for layer `index` whose window has these fixed `tensors`, by name.
@@ -133,6 +144,13 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Cal
     }
     compiled: Callable[..., Any] = compile_graph(graph, list(inputs), options=options)
     return compiled
+
+
+def _restore(layer: nn.Module, own: Any) -> None:
+    if own is None:
+        del layer.forward
+    else:
+        layer.forward = own
 
 
 def _kind(layer: nn.Module) -> Any:

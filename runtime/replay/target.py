@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import weakref
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from ddaudit.runtime.replay.regions import Regions, inductor
 from ddaudit.runtime.replay.static_window import StaticDelta, StaticWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -279,7 +279,8 @@ class TargetGraphs:
         model = self.model
         stage.window.prepare()
         implementation = str(getattr(text_config(model), "_attn_implementation", "eager"))
-        with stage.window.attending(implementation), self._compiled_layers(stage):
+        compiled = self._regions.installed(stage.window.tensors_of) if self._regions else nullcontext()
+        with stage.window.attending(implementation), compiled:
             output = self._stock(
                 input_ids=stage.ids,
                 position_ids=stage.positions,
@@ -293,16 +294,6 @@ class TargetGraphs:
         states = output.hidden_states
         is_alike = len({(state.shape, state.dtype) for state in states}) == 1
         return _Replayed(output.logits, states, torch.stack(states) if is_alike else None)
-
-    @contextmanager
-    def _compiled_layers(self, stage: _Stage) -> Iterator[None]:
-        with ExitStack() as undo:
-            if self._regions is not None:
-                for index, layer in enumerate(decoder_layers(self.model)):
-                    own = vars(layer).get("forward")
-                    layer.forward = self._regions.detour(index, stage.window.tensors_of(index))
-                    undo.callback(_restore, layer, own)
-            yield
 
     def _commit(self, stage: _Stage) -> None:
         window, path, num = stage.window, stage.path[:-1], stage.path[-1:]
@@ -381,13 +372,6 @@ def _recurrent(cache: ReplayedCache) -> dict[int, LinearAttentionLayer]:
 
 def _trains(model: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
-
-
-def _restore(layer: nn.Module, own: Any) -> None:
-    if own is None:
-        del layer.forward
-    else:
-        layer.forward = own
 
 
 _installed: weakref.WeakKeyDictionary[nn.Module, TargetGraphs] = weakref.WeakKeyDictionary()
