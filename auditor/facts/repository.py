@@ -60,7 +60,7 @@ class FileFacts:
         return self.file.source
 
     @property
-    def nodes(self) -> list[ast.AST]:
+    def nodes(self) -> Iterator[ast.AST]:
         return self.file.nodes
 
     # The text
@@ -390,8 +390,8 @@ class FileFacts:
         """Dotted names that a function gives a value or takes it away from."""
         return {
             (self.function(node), ast.unparse(node))
-            for node in self.nodes
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+            for node in self.file.attributes
+            if not isinstance(node.ctx, ast.Load)
         }
 
     def _blocks(self, node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -432,9 +432,8 @@ class FileFacts:
     def _legacy_parts(self) -> set[ast.AST]:
         """Tests for old releases, and what runs only where they hold."""
         parts: set[ast.AST] = set()
-        for node in self.nodes:
-            if not isinstance(node, ast.If | ast.IfExp):
-                continue
+        for node in self.file.of(ast.If, ast.IfExp):
+            assert isinstance(node, ast.If | ast.IfExp)
             match node.test:
                 case ast.Compare(left=ast.Name() as asked, ops=[op], comparators=[ast.Constant(value=None)]):
                     negated, is_legacy = isinstance(op, ast.Is), _gets_legacy(self.made_from(asked))

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from ddaudit.auditor.facts.library import LOOKALIKES
+from ddaudit.auditor.facts.walking import walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,10 +141,8 @@ class File:
     source: SourceFile
     tree: ast.Module
     scope: Scope = field(init=False)
-    nodes: list[ast.AST] = field(default_factory=list)
-    """Every node, parents first, in the order of the text."""
     by_type: dict[type[ast.AST], list[ast.AST]] = field(default_factory=lambda: defaultdict(list))
-    """The same nodes by their type."""
+    """Every node by its type, parents first, in the order of the text."""
     scopes: list[Scope] = field(default_factory=list)
     """Every scope, the file's own first."""
     functions: list[Function] = field(default_factory=list)
@@ -157,6 +156,11 @@ class File:
     modules: set[str] = field(default_factory=set)
     """Modules from which names are imported."""
     _named: dict[type[ast.AST], dict[str, list[int]]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Iterator[ast.AST]:
+        """Every node, parents first, in the order of the text."""
+        return walk(self.tree)
 
     def of(self, *wanted: type[ast.AST] | Named) -> Iterator[ast.AST]:
         """Nodes of these types, or of a type and with these names, one type after the other."""

@@ -76,7 +76,7 @@ class ImportNeeds:
 
     @cached_property
     def _unbound(self) -> set[str]:
-        reads = (node for node in self.file.nodes if isinstance(node, ast.Name))
+        reads = (node for node in self.file.of(ast.Name) if isinstance(node, ast.Name))
         return {node.id for node in reads if self.file.scope_of(node).find(node.id) is None}
 
 
