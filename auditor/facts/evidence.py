@@ -86,10 +86,8 @@ def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
     if file.is_lookalike:
         return
     fields = _fields_read(file)
-    for node in file.calls:
+    for node in file.calls_giving(*library.FORWARD_KEYWORDS):
         given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
-        if not given:
-            continue
         scope = file.scope_of(node)
         callee = node.func
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
@@ -167,9 +165,7 @@ def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Given to a Transformers model as its cache."""
-    for node in file.calls:
-        if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in node.keywords):
-            continue
+    for node in file.calls_giving(*library.CACHE_KEYWORDS):
         scope = file.scope_of(node)
         model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
         for keyword in node.keywords if model else ():
@@ -277,7 +273,7 @@ def _is_part(variable: Variable, flow: Flow) -> bool:
 def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
     """Names that are indexed with strings, or whose elements have what only the repository's own caches have."""
     found = set()
-    for node in file.of(ast.Subscript, ast.Attribute):
+    for node in file.of(ast.Subscript, Named(ast.Attribute, own_members | {"items"})):
         match node:
             case ast.Subscript(value=base, slice=ast.Constant(value=str()) | ast.JoinedStr()):
                 pass

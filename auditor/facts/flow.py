@@ -55,6 +55,8 @@ class Flow:
         self.definitions: dict[str, Function | Class | File] = {}
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
+        self.layer_calls: set[ast.Call] = set()
+        """Calls of what can be a decoder layer."""
         self.failed: dict[str, str] = {}
         """Files about which nothing more can be said, and why."""
         self.copies: set[Function] = set()

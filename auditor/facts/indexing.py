@@ -154,6 +154,8 @@ class _Collector:
                 self.file.attributes_set.add(name)
             case ast.Call(func=ast.Attribute(attr=attr), args=[ast.Constant(value=str(name)), *_]) if attr in REGISTERS:
                 self.file.attributes_set.add(name)
+        for keyword in node.keywords:
+            self.file.giving[keyword.arg].append(len(self.file.calls) - 1)
         self._add(("call", node, None), Source("call", scope, node))
 
     def _assignment(self, node: ast.Assign, scope: Scope) -> None:

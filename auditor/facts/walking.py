@@ -1,4 +1,4 @@
-"""What is below a node of a syntax tree: the nodes that facts and rules can be about, without operators and contexts."""
+"""What is below a node of a syntax tree: what facts and rules can be about, without operators and contexts."""
 
 from __future__ import annotations
 
