@@ -126,7 +126,7 @@ class AttentionSubmodule(Rule):
                     yield self.report(file, node, layer, fix=REASON, claim=claim, name=name)
             case ast.JoinedStr() | ast.Call(func=ast.Attribute(attr="format")):
                 path = written_path(node, file)
-                for part in ATTENTION_NAMES & set((path or "").split(".")):
+                for part in sorted(ATTENTION_NAMES & set((path or "").split("."))):
                     fact = f"{file.source.path}:{file.lineno(node)}: `{path}` is written like a layer's path"
                     because = Value(Kind.LAYER, fact, Confidence.LIKELY, (fact,))
                     yield self.report(file, node, because, fix=REASON, name=part)

@@ -233,7 +233,7 @@ class ClassGate(Rule):
 
     def _instance(self, node: ast.Call, given: ast.expr, classes: ast.expr, file: FileFacts) -> Iterator[Finding]:
         named = classes.elts if isinstance(classes, ast.Tuple) else [classes]
-        names = (name for item in named for name in file.qualified_names(item) if FAMILY_CLASS.match(name))
+        names = (name for item in named for name in sorted(file.qualified_names(item)) if FAMILY_CLASS.match(name))
         name = next((name for name in names if not name.endswith("PreTrainedModel")), None)
         # What replaces a family's method may ask which family it serves.
         if name is None or (isinstance(given, ast.Name) and given.id == "self"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,12 +19,15 @@ BARE_FIELDS = frozenset(
 LEAVES = frozenset(
     {ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue, ast.MatchSingleton}
 )
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 
 
-@cache
 def node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
     """Fields of a node of this type that can hold nodes, in the order of the text."""
-    return () if kind in LEAVES else tuple(name for name in kind._fields if name not in BARE_FIELDS)
+    if kind not in _FIELDS:
+        fields = () if kind in LEAVES else kind._fields
+        _FIELDS[kind] = tuple(name for name in fields if name not in BARE_FIELDS)
+    return _FIELDS[kind]
 
 
 def children(node: ast.AST) -> list[Any]:
