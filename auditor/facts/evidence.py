@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.expressions import unpacks_pair
-from ddaudit.auditor.facts.scopes import Class, File, Named, Scope, Variable
+from ddaudit.auditor.facts.scopes import Class, File, Function, Named, Scope, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Seed = tuple[Variable, Value]
 
+PROJECTED = Named(ast.Attribute, library.PROJECTIONS)
 FIELDS = Named(ast.Attribute, library.OUTPUT_FIELDS)
 # First steps of paths below a model, and what a cache or a part of one is asked.
 STEPS = Named(
@@ -33,6 +34,7 @@ TEST = re.compile(r"(^|/)(tests?/|test_\w+\.py|conftest\.py)|_test\.py")
 def add_evidence(flow: Flow) -> None:
     """Seed what calls prove, then what paths and names suggest, each only where nothing surer is known."""
     for stage in (
+        _written_as_attention,
         _passed_as_configs,
         _called_as_models,
         _compiled_models,
@@ -54,7 +56,12 @@ def add_evidence(flow: Flow) -> None:
 
 def _is_open(flow: Flow, variable: Variable) -> bool:
     """Whether nothing is known of what the variable holds."""
-    return all(value.kind is Kind.OTHER and not value.origin.startswith("torch.nn.") for value in flow.held(variable))
+    return all(
+        value.kind is Kind.OTHER
+        and not value.origin.startswith("torch.nn.")
+        and not (value.origin.startswith("transformers.") and library.NO_DECODER.search(value.origin))
+        for value in flow.held(variable)
+    )
 
 
 def _is_made_up(flow: Flow, variable: Variable) -> bool:
@@ -79,6 +86,27 @@ def _is_tested(flow: Flow, variable: Variable) -> bool:
 def _value(kind: Kind, node: ast.expr, file: File, confidence: Confidence, fact: str) -> Value:
     place = f"{file.source.path}:{node.lineno}"
     return Value(kind, f"{place}:{node.col_offset}", confidence, (f"{place}: {fact}",))
+
+
+def _written_as_attention(file: File, flow: Flow) -> Iterator[Seed]:
+    """`self` of a function of no class that goes through an attention module's projections: a forward to be put in
+    the place of one, in whatever way."""
+    if "transformers" not in file.packages or not any(map(file.source.text.__contains__, library.PROJECTIONS)):
+        return
+    read: dict[Function, set[str]] = defaultdict(set)
+    for node in file.of(PROJECTED):
+        function = file.scope_of(node).enclosing_function
+        if function is not None and isinstance(node, ast.Attribute) and _last_name(node.value) == "self":
+            read[function].add(node.attr)
+    for function, names in read.items():
+        variable: Variable = ("name", function.scope, "self")
+        is_forward = function.owner is None and function.positional[:2] == ["self", "hidden_states"]
+        if is_forward and len(names) > 1 and _is_open(flow, variable):
+            place = f"{file.source.path}:{function.node.lineno}"
+            fact = f"{place}: `self` has `{'`, `'.join(sorted(names))}`, as attention modules do"
+            value = Value(Kind.ATTENTION, f"{place}:0", Confidence.LIKELY, (fact,))
+            flow.patches.setdefault(function, value)
+            yield variable, value
 
 
 def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
@@ -239,6 +267,8 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
         variable = flow.variable(base, file.scope_of(node))
         if variable is None or flow.held(variable) or _is_part(variable, flow):
             continue
+        if not library.PAST_NAMES.match(name) and _is_own_list(variable, flow):
+            continue
         if names.match(name):
             fact = f"`{name}` is named and used like a cache"
             yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
@@ -268,6 +298,15 @@ def _is_part(variable: Variable, flow: Flow) -> bool:
     if kind == "attribute" and owner in flow.own_caches:
         return True
     return any(source.mode.startswith("iterate") for source in flow.sources.get(variable, ()))
+
+
+def _is_own_list(variable: Variable, flow: Flow) -> bool:
+    """Whether it is made as a list whose items are no pairs, as those of a cache are."""
+    for source in flow.sources.get(variable, ()):
+        match source.expr:
+            case ast.List(elts=[ast.expr() as first, *_]) | ast.ListComp(elt=first):
+                return source.mode == "value" and not isinstance(first, ast.Tuple | ast.List | ast.ListComp)
+    return False
 
 
 def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
