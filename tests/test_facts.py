@@ -55,6 +55,9 @@ def in_one(text, expr):
         "class Config:\n    pass\nx = Config()\nx.hidden_size\n",
         "from vllm import LLM\ndef f(x):\n    return x.model.layers\n",
         "def f(past):\n    x = past + 1\n    return x\n",
+        "from .runners import Runner\ndef f(x: Runner):\n    return x.model.layers\n",
+        "from engine import Engine\ndef f(x: Engine, ids):\n    return x(ids, output_hidden_states=True).logits\n",
+        "from transformers import CLIPVisionModel\nx = CLIPVisionModel.from_pretrained('n')\nx(use_cache=True)\n",
     ],
 )
 def test_neither_model_nor_cache(text):

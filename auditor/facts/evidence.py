@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.expressions import unpacks_pair
-from ddaudit.auditor.facts.scopes import Class, File, Function, Named, Scope, Variable
+from ddaudit.auditor.facts.scopes import Class, File, Function, Named, Scope, Source, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Seed = tuple[Variable, Value]
 
+# Their classes say nothing against a model.
+NEUTRAL = frozenset({"transformers", "torch", "peft", "typing", "typing_extensions", "collections", "accelerate"})
 PROJECTED = Named(ast.Attribute, library.PROJECTIONS)
 FIELDS = Named(ast.Attribute, library.OUTPUT_FIELDS)
 # First steps of paths below a model, and what a cache or a part of one is asked.
@@ -56,12 +58,25 @@ def add_evidence(flow: Flow) -> None:
 
 def _is_open(flow: Flow, variable: Variable) -> bool:
     """Whether nothing is known of what the variable holds."""
-    return all(
+    return not _is_foreign(flow, variable) and all(
         value.kind is Kind.OTHER
         and not value.origin.startswith("torch.nn.")
         and not (value.origin.startswith("transformers.") and library.NO_DECODER.search(value.origin))
         for value in flow.held(variable)
     )
+
+
+def _is_foreign(flow: Flow, variable: Variable) -> bool:
+    """Whether its annotation is a class that is imported from elsewhere and is no model: a runner, an engine."""
+    for source in flow.sources.get(variable, ()):
+        match source:
+            case Source(mode="annotation", expr=ast.Name(id=name) as written, scope=scope) if scope.find(name):
+                held = flow.values(written, scope)
+                packages = {value.origin.partition(".")[0] for value in held}
+                is_imported = all(value.kind is Kind.LIBRARY for value in held) and not packages & NEUTRAL
+                if is_imported and name[0].isupper() and not library.is_language_model(name):
+                    return True
+    return False
 
 
 def _is_made_up(flow: Flow, variable: Variable) -> bool:
