@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SAMPLE = Path(__file__).resolve().parents[2] / "tests" / "research_repo"
 PROMPTS = Path(__file__).resolve().parents[2] / "runtime" / "prompts"
 TINY = "tiny-trained"
-TINY_OPTIONS = {"model": TINY, "prompt_tokens": 96}
+TINY_OPTIONS = {"model": TINY, "drafter": TINY, "prompt_tokens": 96}
 
 
 @click.command(short_help="Run a fork's generating functions against plain decoding.")
@@ -37,10 +37,10 @@ TINY_OPTIONS = {"model": TINY, "prompt_tokens": 96}
     help="Text-only class, or the one with a vision tower.",
 )  # fmt: skip
 @click.option(
-    "--drafter", default="scripted:0.7", show_default=True,
+    "--drafter",
     help="`scripted:P[,Q]`: the right token first with chance P, else second with chance Q (0.5 if left out). "
     "`random`: the fork's own class, untrained. Or a folder, hub id or profile. `scripted:P+DRAFTER` runs one of these "
-    "beside the script, for its time.",
+    "beside the script, for its time. Default: `tiny-trained` for that target, `scripted:0.7` for others.",
 )  # fmt: skip
 @click.option("--entry", "entries", multiple=True, metavar="MODULE:FUNCTION", help="Only these; repeatable.")
 @click.option(
@@ -120,8 +120,8 @@ def run(
 def demo(json_path: Path | None) -> None:
     """The whole job on a small example: scan our sample repository, fix it, run the fork, print the verdict.
 
-    On the CPU, on the bundled hybrid target, continuing pieces of Python's standard library that it was not trained
-    on. The sample needs a checkout of ddaudit.
+    On the CPU, on the bundled pair of a small hybrid target and its drafter, continuing pieces of Python's standard
+    library that neither was trained on. The sample needs a checkout of ddaudit.
 
     Exit code as for `run`.
     """
@@ -153,7 +153,7 @@ def demo(json_path: Path | None) -> None:
             f"\n2. fix {len(plan.settled.fixed)} of them: {num_lines} lines in {len(plan.changes)} files; "
             f"{len(plan.settled.left)} are left to a person"
         )
-        click.echo("\n3. run the fork on the bundled hybrid, beside plain decoding")
+        click.echo("\n3. run the fork on the bundled hybrid and its trained drafter, on text that neither has seen")
         options = {**TINY_OPTIONS, "device": "cpu", "max_new_tokens": 96}
         record = run_folder(fork, list(find_entries(fork)), (), options, json_path)
     _finish(record, json_path)

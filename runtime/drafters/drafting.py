@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from ddaudit.runtime.drafters.bundled import class_for_weights, is_called_as_dflash
 from ddaudit.runtime.drafters.dflash import DFlashDrafter
 from ddaudit.runtime.drafters.scripted import AccompaniedDrafter, ScriptedDrafter, companion_of, parse_scripted
 from ddaudit.runtime.errors import RunError
@@ -19,11 +20,16 @@ from ddaudit.runtime.models.initializing import build_random, require_memory
 from ddaudit.runtime.models.loading import Target, checkpoint_bytes, looks_like_hub_id, read_config, require_weights
 from ddaudit.runtime.models.profile import load_profile
 from ddaudit.runtime.replay.drafter import replay_drafter
+from ddaudit.runtime.tiny import DRAFTER, TINY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
 _DEFAULT_BLOCK_SIZE = 16
+_FALLBACK = "scripted:0.7"
+"""In place of the bundled drafter where the repository calls its drafter in another way."""
 _OWN_HEAD = re.compile(r"self\.(lm_head|head|output_head|vocab_head|unembed\w*)\s*[:=]")
 
 
@@ -40,7 +46,12 @@ class DraftPlan:
 def plan_drafts(spec: str, target: Target, block_size: int | None) -> DraftPlan:
     """The drafter's configuration: of the folder or profile named, of the target's own profile, or derived."""
     spec = companion_of(spec) or spec
-    if _is_by_name(spec):
+    if spec == TINY:
+        config = read_config(DRAFTER)
+        own = text_config(target.model)
+        if (config["hidden_size"], config["vocab_size"]) != (own.hidden_size, own.vocab_size):
+            raise RunError(f"`--drafter {TINY}` was trained for `--model {TINY}` alone", f"use `--drafter {_FALLBACK}`")
+    elif _is_by_name(spec):
         config = _named_config(spec)
     elif target.drafter_profile:
         config = dict(load_profile(target.drafter_profile).config)
@@ -60,6 +71,12 @@ def plan_drafts(spec: str, target: Target, block_size: int | None) -> DraftPlan:
 def make_drafter(spec: str, plan: DraftPlan, own_class: type | None, target: Target, seed: int) -> Any:
     """A drafter of the repository's `own_class` (None where it has none), on the target's device, in its dtype."""
     device, dtype = target.model.device, target.model.dtype
+    if spec == TINY:
+        if own_class is not None and is_called_as_dflash(own_class) and not _returns_logits(own_class):
+            spec = str(DRAFTER)
+            own_class = class_for_weights(own_class, lambda each: _build(each, _make_config(each, plan), dtype))
+        else:
+            spec = _FALLBACK
     if spec.startswith("scripted:"):
         p, q = parse_scripted(spec)
         beside = companion_of(spec)
@@ -112,12 +129,32 @@ def describe_drafter(spec: str, temperature: float = 0.0) -> str:
         if beside := companion_of(spec):
             time = f"beside it runs {describe_drafter(beside)}, whose proposals are dropped"
         return f"scripted: the {which} token first with chance {p:g}, else second with chance {q:g}; {time}"
+    if spec == TINY:
+        return f"{TINY} (bundled)"
     if spec == "random":
         return "the repository's own class, random weights"
     if Path(spec).is_dir():
         return f"{Path(spec).resolve().name} (folder), the repository's own class"
     kind = "hub" if looks_like_hub_id(spec) else "built-in profile, random weights"
     return f"{spec} ({kind}), the repository's own class"
+
+
+def describe_bundled(drafters: Iterable[Any]) -> str:
+    """What the bundled drafter was to the repository: weights for its class, one in its place, or nothing."""
+    places: dict[str, None] = {}
+    scripted = ""
+    for drafter in drafters:
+        kind = type(drafter)
+        if isinstance(drafter, ScriptedDrafter):
+            scripted = describe_drafter(_FALLBACK)
+        elif replaced := getattr(kind, "stands_in_for", ""):
+            places[f"in ddaudit's class in place of `{replaced}`, whose weights are laid out otherwise"] = None
+        elif drafter is not None:
+            places[f"in the repository's `{kind.__name__}`"] = None
+    if scripted and not places:
+        return f"{scripted}; the repository has no class that is called as {TINY} is"
+    other = [f"where the repository drafts in another way, {scripted}"] if scripted else []
+    return "; ".join([f"{TINY} (bundled), trained", *places, *other])
 
 
 def own_drafter_class(modules: list[Any]) -> type | None:
@@ -133,7 +170,7 @@ def own_drafter_class(modules: list[Any]) -> type | None:
 
 
 def _is_by_name(spec: str) -> bool:
-    return spec != "random" and not spec.startswith("scripted:")
+    return spec not in ("random", TINY) and not spec.startswith("scripted:")
 
 
 def _named_config(spec: str) -> dict[str, Any]:

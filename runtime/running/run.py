@@ -17,7 +17,14 @@ from ddaudit.auditor.record import PlainRecord, RunRecord, StateCheck
 from ddaudit.runtime.caches.mode import ReplayLog, eager_only, replay_log, replay_wanted
 from ddaudit.runtime.checks.invariance import check_state
 from ddaudit.runtime.checks.sampling import SampleTally
-from ddaudit.runtime.drafters.drafting import DraftPlan, describe_drafter, make_drafter, own_drafter_class, plan_drafts
+from ddaudit.runtime.drafters.drafting import (
+    DraftPlan,
+    describe_bundled,
+    describe_drafter,
+    make_drafter,
+    own_drafter_class,
+    plan_drafts,
+)
 from ddaudit.runtime.drafters.scripted import chain_acceptance
 from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.models.loading import Target, choose_device, load_target
@@ -36,6 +43,7 @@ from ddaudit.runtime.running.references import (
     wanted_stops,
 )
 from ddaudit.runtime.running.trial import Imported, Trial, explain, finish
+from ddaudit.runtime.tiny import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,7 +158,11 @@ class _SoFar:
             device=torch.cuda.get_device_name(self.device) if is_cuda else "cpu",
             dtype=str(target.model.dtype).removeprefix("torch.") if target else "",
             model=target.description if target else "not loaded: no entry imports",
-            drafter=describe_drafter(options.drafter, options.temperature),
+            drafter=(
+                describe_bundled(trial.drafter for trial in self.trials)
+                if options.drafter == TINY
+                else describe_drafter(options.drafter, options.temperature)
+            ),
             seed=options.seed,
             max_new_tokens=options.max_new_tokens,
             prompt_lengths=tuple(len(prompt.ids) for prompt in self.prompts),
