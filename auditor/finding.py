@@ -149,8 +149,8 @@ class Finding:
         return self.fix.applicability if self.fix else Applicability.DISPLAY_ONLY
 
     @property
-    def sort_key(self) -> tuple[str, int, int, str]:
-        return (self.path, self.span.start, self.span.end, self.code)
+    def sort_key(self) -> tuple[str, int, int, str, str]:
+        return (self.path, self.span.start, self.span.end, self.code, self.message)
 
     def to_json(self) -> dict[str, Any]:
         """The stable JSON form: names stay, more may be added."""

@@ -55,6 +55,20 @@ def is_chosen(node: ast.AST, file: FileFacts) -> bool:
     return file.is_under(node, _tests_model if is_model else tests_path)
 
 
+def asks_encoder(test: ast.expr, holds: bool) -> bool:
+    """Whether a test that came out so says that the model has an encoder of its own, which no target has."""
+    match test:
+        case ast.Attribute(attr="is_encoder_decoder"):
+            return holds
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value="is_encoder_decoder"), *_]):
+            return holds
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return asks_encoder(operand, not holds)
+        case ast.BoolOp(op=ast.And(), values=values):
+            return holds and any(asks_encoder(value, True) for value in values)
+    return False
+
+
 def written_path(node: ast.AST, file: FileFacts) -> str | None:
     """The path of a layer, or of something in one, that a formatted text is; None where it is only said."""
     text = _filled(node)

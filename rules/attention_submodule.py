@@ -52,7 +52,11 @@ class AttentionSubmodule(Rule):
     kind = "attn-submodule"
     severity = Severity.ERROR
     message = 'linear-attention layers of hybrid models have no `{name}`; test `hasattr(layer, "{name}")` first'
-    nodes = (Named(ast.Attribute, ATTENTION_NAMES), ast.Compare, ast.Call, ast.JoinedStr)
+    nodes = (
+        Named(ast.Attribute, ATTENTION_NAMES), ast.Compare, ast.JoinedStr,
+        Named(ast.Call, frozenset({"format", "endswith", "startswith"})),
+        Named(ast.keyword, frozenset({"target_modules"})),
+    )  # fmt: skip
     markers = ("attn", "attention", "_proj", "query_key_value")
     EXAMPLES = (
         Good("""
@@ -122,7 +126,7 @@ class AttentionSubmodule(Rule):
                     yield self.report(file, node, layer, fix=REASON, claim=claim, name=name)
             case ast.JoinedStr() | ast.Call(func=ast.Attribute(attr="format")):
                 path = written_path(node, file)
-                for part in ATTENTION_NAMES & set((path or "").split(".")):
+                for part in sorted(ATTENTION_NAMES & set((path or "").split("."))):
                     fact = f"{file.source.path}:{file.lineno(node)}: `{path}` is written like a layer's path"
                     because = Value(Kind.LAYER, fact, Confidence.LIKELY, (fact,))
                     yield self.report(file, node, because, fix=REASON, name=part)
@@ -130,7 +134,7 @@ class AttentionSubmodule(Rule):
                 yield from self._by_name(node, [left, right], file)
             case ast.Call(func=ast.Attribute(value=name, attr="endswith" | "startswith"), args=[literal]):
                 yield from self._by_name(node, [literal, name], file)
-            case ast.Call(keywords=keywords) if any(k.arg == "target_modules" for k in keywords):
+            case ast.keyword():
                 yield from self._targets(node, file)
 
     def _by_name(self, node: ast.AST, sides: list[ast.expr], file: FileFacts) -> Iterator[Finding]:
@@ -147,10 +151,11 @@ class AttentionSubmodule(Rule):
                     name=text.strip("."),
                 )  # fmt: skip
 
-    def _targets(self, node: ast.Call, file: FileFacts) -> Iterator[Finding]:
-        if not any(name.startswith("peft.") for name in file.qualified_names(node.func)):
+    def _targets(self, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:
+        call = file.parent(keyword)
+        called = file.qualified_names(call.func) if isinstance(call, ast.Call) else ()
+        if not any(name.startswith("peft.") for name in called):
             return
-        keyword = next(keyword for keyword in node.keywords if keyword.arg == "target_modules")
         made = file.made_from(keyword.value) or file.default(keyword.value)
         if not isinstance(made, ast.List | ast.Tuple | ast.Set):
             return

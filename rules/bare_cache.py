@@ -20,6 +20,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, replace
 from ddaudit.auditor.finding import Applicability, Confidence, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Finding
 
 CLAIM = Claim(Ask.BARE_CACHE)
+LAYERS = Named(ast.Attribute, frozenset({"layers"}))
 # The release from which `DynamicCache` takes a config.
 WITH_CONFIG = "4.56"
 
@@ -157,9 +159,9 @@ def _has_layers(call: ast.Call, file: FileFacts) -> bool:
     match file.parent(call):
         case ast.Assign(targets=[ast.Name(id=name)]):
             home = file.scope(call)
-            for target in file.nodes:
+            for target in file.file.of(LAYERS):
                 match target:
-                    case ast.Attribute(value=ast.Name(id=owner), attr="layers", ctx=ast.Store()) if owner == name:
+                    case ast.Attribute(value=ast.Name(id=owner), ctx=ast.Store()) if owner == name:
                         if file.scope(target) is home:
                             return True
     return bool(call.args) or any(keyword.arg in (None, "config", "ddp_cache_data") for keyword in call.keywords)

@@ -125,6 +125,15 @@ class CacheInternals(Rule):
                         continue
                     yield layer.keys.norm()
         """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def embed(model: PreTrainedModel, ids, devices):
+                emb_cache = [model.get_input_embeddings()(ids)]
+                for i, device in enumerate(devices):
+                    emb_cache[i][0] += emb_cache[i - 1][0].to(device)
+                return emb_cache
+        """),
         Bad(
             """
             from transformers import DynamicCache

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import DRAFTER, MODEL_CLASS
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -57,7 +58,7 @@ class ClassGate(Rule):
     kind = "class-gate"
     severity = Severity.ERROR
     message = "only listed families pass; ask for what the code needs, such as `get_decoder()`, instead of a name"
-    nodes = (ast.Compare, ast.Call, ast.If, ast.Subscript)
+    nodes = (ast.Compare, Named(ast.Call, frozenset({"isinstance"})), ast.If, ast.Subscript)
     markers = ("model_type", "isinstance", "architectures", "__name__", "search(", "match(", "raise")
     EXAMPLES = (
         Good("""
@@ -232,7 +233,7 @@ class ClassGate(Rule):
 
     def _instance(self, node: ast.Call, given: ast.expr, classes: ast.expr, file: FileFacts) -> Iterator[Finding]:
         named = classes.elts if isinstance(classes, ast.Tuple) else [classes]
-        names = (name for item in named for name in file.qualified_names(item) if FAMILY_CLASS.match(name))
+        names = (name for item in named for name in sorted(file.qualified_names(item)) if FAMILY_CLASS.match(name))
         name = next((name for name in names if not name.endswith("PreTrainedModel")), None)
         # What replaces a family's method may ask which family it serves.
         if name is None or (isinstance(given, ast.Name) and given.id == "self"):

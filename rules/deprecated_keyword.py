@@ -17,6 +17,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Edit, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -31,13 +32,19 @@ if TYPE_CHECKING:
 STORED = "it is assigned to"
 RENAMED = "the same under its new name"
 
+KEYWORDS = frozenset({"past_key_values", "past_key_value", "cache_position", "torch_dtype", "tokenizer"})
+
 
 class DeprecatedKeyword(Rule):
     code = "DDA403"
     kind = "deprecated-kwarg"
     severity = Severity.WARN
     message = "`{old}` is renamed to `{new}`{until}"
-    nodes = (ast.Call, ast.Attribute, ast.Subscript, ast.Dict)
+    nodes = (
+        Named(ast.keyword, KEYWORDS),
+        Named(ast.Attribute, frozenset({"past_key_values", "torch_dtype", "tokenizer"})),
+        ast.Subscript, ast.Dict,
+    )  # fmt: skip
     markers = ("past_key_value", "torch_dtype", "cache_position", "tokenizer=", ".tokenizer")
     EXAMPLES = (
         Good("""
@@ -172,8 +179,9 @@ class DeprecatedKeyword(Rule):
                                 | ast.AnnAssign(target=ast.Name() as options)
                             ):
                                 yield from self._option(options, name, file)
-            case ast.Call():
-                yield from self._keywords(node, file)
+            case ast.keyword():
+                if isinstance(call := file.parent(node), ast.Call):
+                    yield from self._keyword(node, call, file)
 
     def _field(self, node: ast.Attribute, file: FileFacts) -> Iterator[Finding]:
         base, name = node.value, node.attr
@@ -206,22 +214,21 @@ class DeprecatedKeyword(Rule):
                 file, key, called, fix=fix, since="4.56", old='"torch_dtype"', new='"dtype"', until=" since 4.56"
             )
 
-    def _keywords(self, node: ast.Call, file: FileFacts) -> Iterator[Finding]:
-        for keyword in node.keywords:
-            match keyword.arg:
-                case "past_key_values" | "cache_position":
-                    called = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
-                    if called is not None and file.is_stock(node.func):
-                        yield self._forward(keyword, called, file)
-                case "past_key_value":
-                    if (called := file.holds(node.func, Kind.LAYER)) is not None:
-                        message = "`past_key_value` is swallowed by `**kwargs`, so the layer has no cache"
-                        yield self.report(
-                            file, keyword, called, severity=Severity.SILENT, message=message, since="5.0",
-                            fix="a layer run by hand needs more than this name",
-                        )  # fmt: skip
-                case "torch_dtype" | "tokenizer":
-                    yield from self._loader(node, keyword, file)
+    def _keyword(self, keyword: ast.keyword, call: ast.Call, file: FileFacts) -> Iterator[Finding]:
+        match keyword.arg:
+            case "past_key_values" | "cache_position":
+                called = file.holds(call.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
+                if called is not None and file.is_stock(call.func):
+                    yield self._forward(keyword, called, file)
+            case "past_key_value":
+                if (called := file.holds(call.func, Kind.LAYER)) is not None:
+                    message = "`past_key_value` is swallowed by `**kwargs`, so the layer has no cache"
+                    yield self.report(
+                        file, keyword, called, severity=Severity.SILENT, message=message, since="5.0",
+                        fix="a layer run by hand needs more than this name",
+                    )  # fmt: skip
+            case _:
+                yield from self._loader(call, keyword, file)
 
     def _forward(self, keyword: ast.keyword, called: Value, file: FileFacts) -> Finding:
         if keyword.arg == "cache_position":

@@ -62,6 +62,13 @@ class DroppedSlidingWindow(Rule):
                     attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
                     return attend(self, q, k, v, mask, scaling=self.scaling, sliding_window=self.sliding_window)
         """),
+        Good("""
+            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+            from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+            def names():
+                return sorted(ALL_ATTENTION_FUNCTIONS.valid_keys())
+        """),
         Bad("""
             from torch import nn
             from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

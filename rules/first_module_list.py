@@ -55,6 +55,12 @@ class FirstModuleList(Rule):
                             best = module
                 return best
         """),
+        Good("""
+            from torch import nn
+
+            def count(model):
+                return sum(isinstance(module, nn.ModuleList) for module in model.modules())
+        """),
         Bad("""
             from torch import nn
 

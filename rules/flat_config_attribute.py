@@ -89,6 +89,15 @@ class FlatConfigAttribute(Rule):
             def is_tied(model: PreTrainedModel):
                 return model.config.tie_word_embeddings
         """),
+        Good("""
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained("gpt2")
+            try:
+                length = model.config.n_ctx
+            except AttributeError:
+                length = 2048
+        """),
         Bad(
             """
             from transformers import PreTrainedModel
@@ -168,7 +177,7 @@ def _is_text_config(base: ast.expr, file: FileFacts) -> bool:
 
 
 def _is_asked_for(base: ast.expr, name: str, node: ast.AST, file: FileFacts) -> bool:
-    """Whether `hasattr` asks for the field first, on the way to this place."""
+    """Whether `hasattr` asks for the field first, on the way to this place, or a `try` has an answer without it."""
     asked = ast.dump(ast.parse(f"hasattr({ast.unparse(base)}, {name!r})", mode="eval").body)
     here = node
     for above in file.ancestors(node):
@@ -178,6 +187,9 @@ def _is_asked_for(base: ast.expr, name: str, node: ast.AST, file: FileFacts) -> 
                     return True
             case ast.BoolOp(op=ast.And(), values=values) if here is not values[0]:
                 if any(asked in ast.dump(value) for value in values[: values.index(here)]):  # type: ignore[arg-type]
+                    return True
+            case ast.Try(body=body, handlers=handlers) if here in body:
+                if any(item.type is not None and "AttributeError" in ast.dump(item.type) for item in handlers):
                     return True
             case ast.stmt() if isinstance(above, ast.FunctionDef | ast.ClassDef):
                 return False

@@ -51,10 +51,24 @@ class ForcedFlashAttention(Rule):
                 kind = "flash_attention_2" if fast else "sdpa"
                 return AutoModelForCausalLM.from_pretrained(name, attn_implementation=kind)
         """),
+        Good("""
+            from transformers import AutoModelForCausalLM
+
+            def load(name, attention="flash_attention_2"):
+                return AutoModelForCausalLM.from_pretrained(name, attn_implementation=attention)
+        """),
         Bad("""
             from transformers import AutoModelForCausalLM
 
             model = AutoModelForCausalLM.from_pretrained("name", attn_implementation="flash_attention_2")
+        """),
+        Bad("""
+            from transformers import AutoModelForCausalLM
+
+            ATTENTION = "flash_attention_2"
+
+            def load(name):
+                return AutoModelForCausalLM.from_pretrained(name, attn_implementation=ATTENTION)
         """),
     )
 

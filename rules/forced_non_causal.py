@@ -55,6 +55,15 @@ class ForcedNonCausal(Rule):
                     super().__init__()
                     self.is_causal = False
         """),
+        Good("""
+            from torch import nn
+
+            class Attention(nn.Module):
+                def __init__(self, config):
+                    super().__init__()
+                    self.is_causal = False
+                    self.sliding_window = None
+        """),
         Bad("""
             from torch import nn
 
@@ -63,6 +72,15 @@ class ForcedNonCausal(Rule):
                     super().__init__()
                     self.is_causal = False
                     self.sliding_window = config.sliding_window if config.layer_types[layer_idx] else None
+        """),
+        Bad("""
+            from torch import nn
+
+            class DraftAttention(nn.Module):
+                def __init__(self, config, layer_idx):
+                    super().__init__()
+                    self.sliding_window = config.sliding_window
+                    self.is_causal = False
         """),
     )
 

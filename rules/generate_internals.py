@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.names import RELEASE, gone_since, has_member
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -59,6 +60,7 @@ ADDED = {
     "training_step": ("num_items_in_batch", 3, "4.46"),
     "log": ("start_time", 2, "4.47"),
 }
+OVERRIDDEN = frozenset({"prepare_inputs_for_generation"})
 REASON = "what the call was for has to be seen"
 
 
@@ -69,7 +71,9 @@ class GenerateInternals(Rule):
     message = (
         "`{name}` is gone from Transformers {release}; use `generate` with processors, criteria or `custom_generate`"
     )
-    nodes = (ast.Attribute, ast.FunctionDef, ast.Call)
+    nodes = (
+        Named(ast.Attribute, INTERNALS), Named(ast.Attribute, OVERRIDDEN), ast.FunctionDef, Named(ast.Call, OVERRIDDEN)
+    )  # fmt: skip
     markers = (
         "search",
         "sample",

@@ -56,6 +56,15 @@ class HalfPrecisionTarget(Rule):
                 draft_model = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float16)
                 return target, draft_model
         """),
+        Good("""
+            import torch
+            from transformers import AutoModelForCausalLM
+
+            def pair(name, make_drafter):
+                target = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+                drafter = make_drafter(target).to(torch.float16)
+                return target, drafter
+        """),
         Bad(
             """
             import torch

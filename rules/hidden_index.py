@@ -73,6 +73,14 @@ class HiddenIndex(Rule):
                         state = norm(state)
                     yield state
         """),
+        Good("""
+            from transformers import CLIPVisionModel
+
+            tower = CLIPVisionModel.from_pretrained("clip")
+
+            def features(images, layer):
+                return tower(images, output_hidden_states=True).hidden_states[layer]
+        """),
         Bad(
             """
             from transformers import PreTrainedModel

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.calls import passes_on
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -38,7 +39,7 @@ class LayerCall(Rule):
         "hook the layer and call the model instead"
     )
     since = "4.57"
-    nodes = (ast.Call, ast.Assign)
+    nodes = (ast.Call, Named(ast.Attribute, frozenset({"forward"})))
     markers = ("layer", "block", ".h")
     EXAMPLES = (
         Good("""
@@ -95,7 +96,7 @@ class LayerCall(Rule):
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         match node:
-            case ast.Call(func=function):
+            case ast.Call(func=function) if node in file.facts.flow.layer_calls or _is_forward(function):
                 if isinstance(function, ast.Attribute) and function.attr == "forward":
                     function = function.value
                 layer = file.holds(function, Kind.LAYER)
@@ -103,6 +104,11 @@ class LayerCall(Rule):
                 if layer is not None and not passes_on(node) and file.is_stock(function):
                     reason = "what the call was for has to be seen"
                     yield self.report(file, node, layer, fix=reason, claim=Claim(Ask.LAYER_ALONE))
-            case ast.Assign(targets=[ast.Attribute(value=owner, attr="forward")]):
-                if (layer := file.holds(owner, Kind.LAYER)) is not None:
-                    yield self.report(file, node, layer, fix="the new forward has the old signature")
+            case ast.Attribute(value=owner, ctx=ast.Store()):
+                assigned, layer = file.parent(node), file.holds(owner, Kind.LAYER)
+                if layer is not None and isinstance(assigned, ast.Assign) and len(assigned.targets) == 1:
+                    yield self.report(file, assigned, layer, fix="the new forward has the old signature")
+
+
+def _is_forward(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr == "forward"

@@ -24,6 +24,7 @@ from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.rules._paths import asks_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,15 @@ class LmHead(Rule):
 
             def logits(model: PreTrainedModel, hidden):
                 return model.get_output_embeddings()(hidden)
+        """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def logits(model: PreTrainedModel, out):
+                if not model.config.is_encoder_decoder:
+                    return out.logits
+                else:
+                    return model.lm_head(out[0])
         """),
         Bad(
             """
@@ -116,7 +126,9 @@ class LmHead(Rule):
         match node:
             case ast.Attribute(value=base, attr=attr) if attr in HEAD_NAMES:
                 model = file.holds(base, Kind.MODEL, Kind.BACKBONE)
-                if model is not None and not file.is_set_by_own_class(node) and not file.is_patched_self(base):
+                if model is None or file.is_under(node, asks_encoder):
+                    return
+                if not file.is_set_by_own_class(node) and not file.is_patched_self(base):
                     yield self.report(
                         file, node, model, fix=_fix(node, file), claim=_claim(node, file), path=file.text(node)
                     )

@@ -26,7 +26,7 @@ from ddaudit.auditor.facts.scopes import Class, Named
 from ddaudit.auditor.facts.values import Kind
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
-from ddaudit.rules._paths import PARTS, is_chosen, tests_path
+from ddaudit.rules._paths import PARTS, asks_encoder, is_chosen, tests_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +99,14 @@ class ModelPath(Rule):
                 if hasattr(model, "transformer"):
                     return model.transformer.h
                 return model.get_decoder().layers
+        """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def step(model: PreTrainedModel, ids, states):
+                if model.config.is_encoder_decoder:
+                    return model.decoder(input_ids=ids, encoder_hidden_states=states)
+                return model(ids)
         """),
         Bad(
             """
@@ -174,7 +182,7 @@ class ModelPath(Rule):
         made = file.made_from(node.value)
         if (isinstance(made, ast.IfExp) and tests_path(made.test)) or is_chosen(node, file):
             return
-        if _is_own_wrapper(node.value, file):
+        if _is_own_wrapper(node.value, file) or file.is_under(node, asks_encoder):
             return
         if file.is_patched_self(node.value) or file.is_built_by_own_class(node.value):
             return

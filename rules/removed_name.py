@@ -21,6 +21,7 @@ from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
+from ddaudit.auditor.targets.releases import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ SUCCESSORS = {
     "Conversation": "a list of plain message dicts",
     "transformers.modeling_attn_mask_utils": "`transformers.masking_utils`, which needs a config and a cache",
 }
+MANY = "`{name}` do not exist in Transformers {release}, so the import raises; {remedy}"
 CATCHES = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 REASON = "what takes its place has to be chosen"
 
@@ -69,6 +71,9 @@ class RemovedName(Rule):
         Bad("""
             from transformers import AutoModelForVision2Seq, AutoProcessor
         """),
+        Bad("""
+            from transformers.models.llama.modeling_llama import LlamaFlashAttention2, LlamaSdpaAttention
+        """),
         Bad(
             """
             from transformers.models.llama.modeling_llama import (
@@ -92,18 +97,23 @@ class RemovedName(Rule):
         missing = list(_missing(node))
         if not missing or _is_guarded(node, file):
             return
-        for place, name in missing:
-            last = name.rpartition(".")[2]
-            remedy = SUCCESSORS.get(name) or SUCCESSORS.get(last)
-            fact = f"{file.source.path}:{node.lineno}: Transformers {RELEASE} has no `{name}`"
+        # A line of names is one place to mend, and the oldest of their releases the one from which it raises.
+        for line in {file.lineno(place): None for place, _ in missing}:
+            here = [(place, name) for place, name in missing if file.lineno(place) == line]
+            names = [name for _, name in here]
+            facts = (f"{file.source.path}:{node.lineno}: Transformers {RELEASE} has no `{name}`" for name in names)
+            remedies = (SUCCESSORS.get(name) or SUCCESSORS.get(name.rpartition(".")[2]) for name in names)
+            remedy = " and ".join(dict.fromkeys(filter(None, remedies)))
+            first = min(names, key=lambda name: number(gone_since(name)))
             yield self.report(
                 file,
-                place,
-                Value(Kind.LIBRARY, name, evidence=(fact,)),
+                here[0][0],
+                Value(Kind.LIBRARY, first, evidence=tuple(facts)),
                 fix=REASON,
-                claim=Claim(Ask.IMPORT, name),
-                since=gone_since(name),
-                name=name,
+                message=MANY if len(names) > 1 else "",
+                claim=Claim(Ask.IMPORT, first),
+                since=gone_since(first),
+                name="`, `".join([names[0], *(name.rpartition(".")[2] for name in names[1:])]),
                 release=RELEASE,
                 remedy=f"use {remedy}" if remedy else "find what took its place",
             )

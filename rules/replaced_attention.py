@@ -75,6 +75,24 @@ class ReplacedAttention(Rule):
                 def forward(self, hidden):
                     return hidden, self.num_heads, None
         """),
+        Good("""
+            import transformers
+
+            def projected(self, hidden_states):
+                return self.q_proj(hidden_states), self.num_heads
+        """),
+        Bad("""
+            import transformers
+
+            from patching import replace_by_name
+
+            def forward(self, hidden_states, position_embeddings, **kwargs):
+                query = self.q_proj(hidden_states).view(-1, self.num_heads, self.head_dim)
+                return self.o_proj(query.flatten(1)), None
+
+            def patch(model):
+                replace_by_name(model, "LlamaAttention", "forward", forward)
+        """),
         Bad(
             """
             from transformers import AutoModelForCausalLM

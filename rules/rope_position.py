@@ -15,10 +15,12 @@ Fix: unsafe for a written base, since releases before 5 read the attribute; none
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.names import RELEASE, has_member, parameters
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Applicability, Fix, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 FIELDS = frozenset({"rope_theta", "rope_scaling", "rotary_emb_base"})
 OLD_SIZES = frozenset({"dim", "base", "max_position_embeddings", "scaling_factor", "rope_type"})
+ASKED = OLD_SIZES | {"position_ids"}
+NAMES = re.compile(rf"({'|'.join(sorted(FIELDS))})$|.*rotary")
 # An attention class that stands for one of a family that is not known.
 TYPICAL = "transformers.models.qwen3_5.modeling_qwen3_5.Qwen3_5Attention"
 DEFAULT = (
@@ -58,7 +62,7 @@ class RopePosition(Rule):
         "`{name}` is no attribute of a config since Transformers 5; read `config.get_text_config().rope_parameters`"
     )
     since = "5.0"
-    nodes = (ast.Attribute, ast.Call)
+    nodes = (Named(ast.Attribute, NAMES), ast.Call)
     markers = ("rope_theta", "rope_scaling", "rotary", "Rotary", "rope")
     EXAMPLES = (
         Good("""
@@ -161,7 +165,7 @@ class RopePosition(Rule):
                         claim=claim,
                         name=name,
                     )
-            case ast.Call():
+            case ast.Call(keywords=keywords) if len(node.args) > 2 or any(k.arg in ASKED for k in keywords):
                 yield from self._function(node, file)
 
     def _member(self, node: ast.Attribute, base: ast.expr, name: str, file: FileFacts) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ Fix: unsafe: a loop that ends earlier gives shorter texts on old models too.
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts.values import Kind, Value
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.finding import Finding
+
+# What is never to be drawn is no condition to stop at.
+FORBIDS = re.compile(r"(disallow|suppress|forbid|ban|bad_words)\w*$")
 
 
 class SingleEndToken(Rule):
@@ -47,6 +51,10 @@ class SingleEndToken(Rule):
             def close(ids, tokenizer, device):
                 end = torch.tensor([tokenizer.eos_token_id], device=device).unsqueeze(0)
                 return torch.cat((ids, end), dim=-1)
+        """),
+        Good("""
+            def forbid(settings, tokenizer):
+                settings.disallow_tokens([tokenizer.eos_token_id])
         """),
         Bad(
             """
@@ -84,7 +92,7 @@ class SingleEndToken(Rule):
         above = file.parent(node)
         if not isinstance(above, ast.keyword | ast.Assign | ast.AnnAssign | ast.Call | ast.arguments):
             return
-        if isinstance(above, ast.Call) and _is_joined(above, file):
+        if isinstance(above, ast.Call) and (_is_joined(above, file) or FORBIDS.search(file.text(above.func))):
             return
         because = file.holds(tokenizer, Kind.TOKENIZER)
         if because is None:

@@ -49,6 +49,13 @@ class TapOffset(Rule):
             def picks(rows, target_layer_ids):
                 return [rows[layer] for layer in target_layer_ids]
         """),
+        Good("""
+            from transformers import PreTrainedModel
+
+            def taps(model: PreTrainedModel, ids, target_layer_ids):
+                states = model(ids, output_hidden_states=True).hidden_states[1:]
+                return [states[layer] for layer in target_layer_ids]
+        """),
         Bad(
             """
             from transformers import PreTrainedModel
@@ -72,10 +79,18 @@ class TapOffset(Rule):
         match node:
             case ast.Subscript(value=states, slice=ast.Name(id=name) as layer) if file.is_read(node):
                 held = file.holds(states, Kind.HIDDEN_STATES)
-                if held is not None and _counts_layers(layer, file):
+                if held is not None and not _leaves_out_first(states, file) and _counts_layers(layer, file):
                     yield self.report(
                         file, node, held, fix=_fix(node, file.text(states), name, file), claim=Claim(Ask.FIRST_STATE)
                     )
+
+
+def _leaves_out_first(states: ast.expr, file: FileFacts) -> bool:
+    """`hidden_states[1:]`: the embeddings are gone, and layers count from nought."""
+    match file.made_from(states):
+        case ast.Subscript(slice=ast.Slice(lower=ast.Constant(value=1))):
+            return True
+    return False
 
 
 def _counts_layers(layer: ast.Name, file: FileFacts) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.claim import Ask, Claim
 from ddaudit.auditor.facts.library import CACHE_KEYWORDS
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import RANK, Kind
 from ddaudit.auditor.finding import Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -38,7 +39,7 @@ class TreeMask(Rule):
         "a mask with four dimensions never reaches linear-attention layers, so branches leak into each other "
         "through their state; verify with a cache from `make_cache(model)`"
     )
-    nodes = (ast.Call, ast.BinOp)
+    nodes = (Named(ast.keyword, frozenset({"attention_mask"})), ast.BinOp)
     markers = ("attention_mask", "_4d_")
     EXAMPLES = (
         Good("""
@@ -90,15 +91,14 @@ class TreeMask(Rule):
                 if (mask := _made_by_transformers(side, file)) is not None:
                     yield self.report(file, node, mask, fix="the mask is made by a function that is gone")
             return
-        assert isinstance(node, ast.Call)
-        given = {keyword.arg: keyword for keyword in node.keywords}
-        keyword = given.get("attention_mask")
-        if keyword is None:
+        call = file.parent(node)
+        if not isinstance(node, ast.keyword) or not isinstance(call, ast.Call):
             return
-        model = file.holds(node.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
-        if model is None or not file.is_stock(node.func):
+        given = {keyword.arg: keyword for keyword in call.keywords}
+        model = file.holds(call.func, Kind.MODEL, Kind.BACKBONE, Kind.DECODER)
+        if model is None or not file.is_stock(call.func):
             return
-        mask = file.holds(keyword.value, Kind.TREE_MASK)
+        mask = file.holds(node.value, Kind.TREE_MASK)
         caches = [
             value
             for name in CACHE_KEYWORDS
@@ -111,7 +111,7 @@ class TreeMask(Rule):
             return
         because = min(model, mask, key=lambda value: RANK[value.confidence])
         reason = "which branches there are is known to the code that builds the tree; the cache has to know them"
-        yield self.report(file, keyword, because, fix=reason, claim=Claim(Ask.TREE_MASK))
+        yield self.report(file, node, because, fix=reason, claim=Claim(Ask.TREE_MASK))
 
 
 def _made_by_transformers(side: ast.expr, file: FileFacts) -> Value | None:

@@ -66,6 +66,13 @@ class UnknownGenerateKeyword(Rule):
             model = AutoModelForCausalLM.from_pretrained("name")
             model.generate(ids, max_new_tokens=8, dola_decoding=True, mature_layer=32)
         """),
+        Bad("""
+            from transformers import AutoModelForCausalLM
+
+            def draw(name, ids, drafter):
+                model = AutoModelForCausalLM.from_pretrained(name)
+                return model.generate(ids, draft_model=drafter, max_new_tokens=8)
+        """),
     )
 
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:

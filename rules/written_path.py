@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence, Severity
 from ddaudit.auditor.rule import Bad, Good, Rule
@@ -38,7 +39,7 @@ class WrittenPath(Rule):
         "`{path}` is a layer's path on some families and loaders only; go by the modules of "
         "`get_decoder().layers` and their own names"
     )
-    nodes = (ast.JoinedStr, ast.Call, ast.Subscript, ast.Compare)
+    nodes = (ast.JoinedStr, Named(ast.Call, frozenset({"format"})), ast.Subscript, ast.Compare)
     markers = ("layers", ".h.", "blocks", "hf_device_map")
     EXAMPLES = (
         Good("""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from ddaudit.auditor.facts.repository import learn
+from ddaudit.auditor.facts.scopes import Named
 from ddaudit.auditor.facts.values import Kind
+from ddaudit.auditor.facts.walking import walk
 from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.sources.source import SourceFile
 
@@ -55,6 +62,9 @@ def in_one(text, expr):
         "class Config:\n    pass\nx = Config()\nx.hidden_size\n",
         "from vllm import LLM\ndef f(x):\n    return x.model.layers\n",
         "def f(past):\n    x = past + 1\n    return x\n",
+        "from .runners import Runner\ndef f(x: Runner):\n    return x.model.layers\n",
+        "from engine import Engine\ndef f(x: Engine, ids):\n    return x(ids, output_hidden_states=True).logits\n",
+        "from transformers import CLIPVisionModel\nx = CLIPVisionModel.from_pretrained('n')\nx(use_cache=True)\n",
     ],
 )
 def test_neither_model_nor_cache(text):
@@ -598,3 +608,58 @@ def test_a_store_by_name_is_no_cache():
     """What is asked for by an activation's name holds activations, not the states of layers."""
     assert Kind.CACHE not in in_one("def f(cache, hook_name):\n    return cache[hook_name][0]\n", "cache")
     assert Kind.CACHE in in_one("def f(cache, layer):\n    return cache[layer][0]\n", "cache")
+
+
+# What is looked up, beside looking at every node
+
+
+def test_indexed_nodes_are_those_of_a_plain_walk():
+    """The index goes through fields itself; a field that it forgets would hide a finding."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    text += "\nmatch x:\n    case {'a': [b, *c], **d} if (e := f(**g)):\n        pass\n"
+    file = facts_of(a=text)["a.py"].file
+    plain = list(walk(file.tree))
+    skipped = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
+    assert {id(n) for n in plain} == {id(n) for n in ast.walk(file.tree) if not isinstance(n, skipped)}
+    assert {kind: list(nodes) for kind, nodes in file.by_type.items() if nodes} == {
+        kind: [n for n in plain if type(n) is kind] for kind in {type(n) for n in plain}
+    }
+
+
+def test_nodes_by_name_are_those_of_a_plain_search():
+    text = Path(__file__).read_text(encoding="utf-8")
+    file = facts_of(a=text)["a.py"].file
+    calls = [n for n in walk(file.tree) if isinstance(n, ast.Call)]
+    assert file.calls_giving("encoding", "key") == [
+        n for n in calls if {"encoding", "key"} & {keyword.arg for keyword in n.keywords}
+    ]
+    attributes = [n for n in walk(file.tree) if isinstance(n, ast.Attribute)]
+    assert list(file.of(Named(ast.Attribute, re.compile("read|ki")))) == [
+        n for n in attributes if n.attr.startswith(("read", "ki"))
+    ]
+    keywords = [n for n in walk(file.tree) if isinstance(n, ast.keyword)]
+    assert list(file.of(Named(ast.keyword, frozenset({"encoding"})))) == [n for n in keywords if n.arg == "encoding"]
+
+
+def test_a_place_with_two_findings_and_a_class_of_two_are_the_same_for_any_hash_seed(tmp_path):
+    """Sets of names are gone through in an order that the seed decides."""
+    text = """
+        from transformers.models.llama.modeling_llama import LlamaRMSNorm
+        from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+
+        def fuse(model, i, is_new):
+            kind = LlamaRMSNorm if is_new else MistralRMSNorm
+            for name, module in model.named_modules():
+                if isinstance(module, kind):
+                    module.forward = None
+            return f"model.layers.{i}.self_attn.attn"
+    """
+    (tmp_path / "a.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    code = "from ddaudit.auditor.cli import main; main()"
+    command = [sys.executable, "-c", code, "scan", "--no-cache", "--format", "jsonl", str(tmp_path)]
+    outputs = {
+        subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}, check=False).stdout
+        for seed in ("1", "2", "3", "4")
+    }
+    assert len(outputs) == 1
+    assert len(outputs.pop().splitlines()) == 4

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.scopes import File, Scope
 
 STORED = Named(ast.Attribute, frozenset({"keys", "values"}))
+CROPS = Named(ast.Call, frozenset({"crop"}))
 GOING_BACK = frozenset({"ddaudit.runtime.crop_cache", "ddaudit.runtime.keep_in_cache"})
 
 
@@ -58,7 +59,13 @@ def cache_uses(flow: Flow) -> dict[str, CacheUse]:
 
 
 def _note_file(file: File, flow: Flow, uses: dict[str, CacheUse]) -> None:
-    for call in file.calls:
+    for call in file.of(CROPS):
+        assert isinstance(call, ast.Call)
+        _note_crop(call, file.scope_of(call), flow, uses)
+    # Whatever they are called here: `from ddaudit.runtime import crop_cache as crop`.
+    for call in file.calls if "ddaudit" in flow.packages else ():
+        _note_going_back(call, file.scope_of(call), flow, uses)
+    for call in file.calls_giving(*library.CACHE_KEYWORDS):
         _note_call(call, file.scope_of(call), flow, uses)
     for node in file.of(STORED):
         # `layer.keys[...] = …` and `layer.keys = …`
@@ -82,21 +89,26 @@ def note_moves(views: list[FileFacts], uses: dict[str, CacheUse]) -> None:
                         uses[value.origin].is_moved_by_hand = True
 
 
-def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
-    def caches(expr: ast.expr) -> list[CacheUse]:
-        return [uses[value.origin] for value in flow.values(expr, scope) if value.kind is Kind.CACHE]
+def _caches(expr: ast.expr, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> list[CacheUse]:
+    return [uses[value.origin] for value in flow.values(expr, scope) if value.kind is Kind.CACHE]
 
+
+def _note_crop(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
     match call:
-        case ast.Call(func=ast.Attribute(value=receiver, attr="crop"), args=[_]):
-            for use in caches(receiver):
+        case ast.Call(func=ast.Attribute(value=receiver), args=[_]):
+            for use in _caches(receiver, scope, flow, uses):
                 use.goes_back = True
-        case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[first, _, *_]) if "ddaudit" in flow.packages:
-            # Whatever it is called here: `from ddaudit.runtime import crop_cache as crop`.
+
+
+def _note_going_back(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
+    match call:
+        case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[first, _, *_]):
             if any(value.kind is Kind.LIBRARY and value.origin in GOING_BACK for value in flow.values(function, scope)):
-                for use in caches(first):
+                for use in _caches(first, scope, flow, uses):
                     use.goes_back = True
-    if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in call.keywords):
-        return
+
+
+def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
     callee = call.func
     if isinstance(callee, ast.Attribute) and callee.attr == "forward":
         callee = callee.value
@@ -109,7 +121,7 @@ def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUs
     owner = next((v for v in flow.values(callee, scope) if v.kind is Kind.OWN), None)
     for keyword in call.keywords:
         if keyword.arg in library.CACHE_KEYWORDS:
-            for use in caches(keyword.value):
+            for use in _caches(keyword.value, scope, flow, uses):
                 if owner is not None:
                     use.owners.append(Use(call, callee, scope, owner))
                 elif model is not None:

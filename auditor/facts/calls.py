@@ -92,8 +92,10 @@ def _called(flow: Flow, value: Value, call: ast.Call, scope: Scope) -> list[Valu
     match value.kind:
         case Kind.MODEL | Kind.BACKBONE | Kind.DECODER:
             return [made(Kind.OUTPUT, call, scope.file, "the model's output", value)]
-        case Kind.LAYER if passes_on(call):
-            return [made(Kind.LAYER_OUTPUT, call, scope.file, "the layer's output", value)]
+        case Kind.LAYER:
+            flow.layer_calls.add(call)
+            if passes_on(call):
+                return [made(Kind.LAYER_OUTPUT, call, scope.file, "the layer's output", value)]
         case Kind.FUNCTION | Kind.METHOD if isinstance(target, Function):
             _pass(flow, call, scope, target, skip=int(value.kind is Kind.METHOD))
             return flow.read(("return", target, None))

@@ -31,7 +31,7 @@ def entries_of(sources: Mapping[str, SourceFile]) -> tuple[Entry, ...]:
     trees: dict[str, ast.Module] = {}
     for path, source in sorted(sources.items()):
         try:
-            trees[path] = source.parse()
+            trees[path] = source.tree()
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
     callees = _callees(trees.values())

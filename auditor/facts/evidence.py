@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts import library
 from ddaudit.auditor.facts.expressions import unpacks_pair
-from ddaudit.auditor.facts.scopes import Class, File, Named, Scope, Variable
+from ddaudit.auditor.facts.scopes import Class, File, Function, Named, Scope, Source, Variable
 from ddaudit.auditor.facts.values import Kind, Value
 from ddaudit.auditor.finding import Confidence
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Seed = tuple[Variable, Value]
 
+# Their classes say nothing against a model.
+NEUTRAL = frozenset({"transformers", "torch", "peft", "typing", "typing_extensions", "collections", "accelerate"})
+PROJECTED = Named(ast.Attribute, library.PROJECTIONS)
 FIELDS = Named(ast.Attribute, library.OUTPUT_FIELDS)
 # First steps of paths below a model, and what a cache or a part of one is asked.
 STEPS = Named(
@@ -33,6 +36,7 @@ TEST = re.compile(r"(^|/)(tests?/|test_\w+\.py|conftest\.py)|_test\.py")
 def add_evidence(flow: Flow) -> None:
     """Seed what calls prove, then what paths and names suggest, each only where nothing surer is known."""
     for stage in (
+        _written_as_attention,
         _passed_as_configs,
         _called_as_models,
         _compiled_models,
@@ -54,7 +58,25 @@ def add_evidence(flow: Flow) -> None:
 
 def _is_open(flow: Flow, variable: Variable) -> bool:
     """Whether nothing is known of what the variable holds."""
-    return all(value.kind is Kind.OTHER and not value.origin.startswith("torch.nn.") for value in flow.held(variable))
+    return not _is_foreign(flow, variable) and all(
+        value.kind is Kind.OTHER
+        and not value.origin.startswith("torch.nn.")
+        and not (value.origin.startswith("transformers.") and library.NO_DECODER.search(value.origin))
+        for value in flow.held(variable)
+    )
+
+
+def _is_foreign(flow: Flow, variable: Variable) -> bool:
+    """Whether its annotation is a class that is imported from elsewhere and is no model: a runner, an engine."""
+    for source in flow.sources.get(variable, ()):
+        match source:
+            case Source(mode="annotation", expr=ast.Name(id=name) as written, scope=scope) if scope.find(name):
+                held = flow.values(written, scope)
+                packages = {value.origin.partition(".")[0] for value in held}
+                is_imported = all(value.kind is Kind.LIBRARY for value in held) and not packages & NEUTRAL
+                if is_imported and name[0].isupper() and not library.is_language_model(name):
+                    return True
+    return False
 
 
 def _is_made_up(flow: Flow, variable: Variable) -> bool:
@@ -81,15 +103,34 @@ def _value(kind: Kind, node: ast.expr, file: File, confidence: Confidence, fact:
     return Value(kind, f"{place}:{node.col_offset}", confidence, (f"{place}: {fact}",))
 
 
+def _written_as_attention(file: File, flow: Flow) -> Iterator[Seed]:
+    """`self` of a function of no class that goes through an attention module's projections: a forward to be put in
+    the place of one, in whatever way."""
+    if "transformers" not in file.packages or not any(map(file.source.text.__contains__, library.PROJECTIONS)):
+        return
+    read: dict[Function, set[str]] = defaultdict(set)
+    for node in file.of(PROJECTED):
+        function = file.scope_of(node).enclosing_function
+        if function is not None and isinstance(node, ast.Attribute) and _last_name(node.value) == "self":
+            read[function].add(node.attr)
+    for function, names in read.items():
+        variable: Variable = ("name", function.scope, "self")
+        is_forward = function.owner is None and function.positional[:2] == ["self", "hidden_states"]
+        if is_forward and len(names) > 1 and _is_open(flow, variable):
+            place = f"{file.source.path}:{function.node.lineno}"
+            fact = f"{place}: `self` has `{'`, `'.join(sorted(names))}`, as attention modules do"
+            value = Value(Kind.ATTENTION, f"{place}:0", Confidence.LIKELY, (fact,))
+            flow.patches.setdefault(function, value)
+            yield variable, value
+
+
 def _called_as_models(file: File, flow: Flow) -> Iterator[Seed]:
     """Called with arguments that only a Transformers forward takes, and its output's own fields read."""
     if file.is_lookalike:
         return
     fields = _fields_read(file)
-    for node in file.calls:
+    for node in file.calls_giving(*library.FORWARD_KEYWORDS):
         given = {keyword.arg for keyword in node.keywords if keyword.arg in library.FORWARD_KEYWORDS}
-        if not given:
-            continue
         scope = file.scope_of(node)
         callee = node.func
         if isinstance(callee, ast.Attribute) and callee.attr == "forward":
@@ -167,9 +208,7 @@ def _passed_as_configs(file: File, flow: Flow) -> Iterator[Seed]:
 
 def _passed_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
     """Given to a Transformers model as its cache."""
-    for node in file.calls:
-        if not any(keyword.arg in library.CACHE_KEYWORDS for keyword in node.keywords):
-            continue
+    for node in file.calls_giving(*library.CACHE_KEYWORDS):
         scope = file.scope_of(node)
         model = next((v for v in flow.values(node.func, scope) if v.kind in (Kind.MODEL, Kind.BACKBONE)), None)
         for keyword in node.keywords if model else ():
@@ -243,6 +282,8 @@ def _used_as_caches(file: File, flow: Flow) -> Iterator[Seed]:
         variable = flow.variable(base, file.scope_of(node))
         if variable is None or flow.held(variable) or _is_part(variable, flow):
             continue
+        if not library.PAST_NAMES.match(name) and _is_own_list(variable, flow):
+            continue
         if names.match(name):
             fact = f"`{name}` is named and used like a cache"
             yield variable, _value(Kind.CACHE, base, file, Confidence.LIKELY, fact)
@@ -274,10 +315,19 @@ def _is_part(variable: Variable, flow: Flow) -> bool:
     return any(source.mode.startswith("iterate") for source in flow.sources.get(variable, ()))
 
 
+def _is_own_list(variable: Variable, flow: Flow) -> bool:
+    """Whether it is made as a list whose items are no pairs, as those of a cache are."""
+    for source in flow.sources.get(variable, ()):
+        match source.expr:
+            case ast.List(elts=[ast.expr() as first, *_]) | ast.ListComp(elt=first):
+                return source.mode == "value" and not isinstance(first, ast.Tuple | ast.List | ast.ListComp)
+    return False
+
+
 def _names_of_other_stores(file: File, own_members: frozenset[str]) -> set[str]:
     """Names that are indexed with strings, or whose elements have what only the repository's own caches have."""
     found = set()
-    for node in file.of(ast.Subscript, ast.Attribute):
+    for node in file.of(ast.Subscript, Named(ast.Attribute, own_members | {"items"})):
         match node:
             case ast.Subscript(value=base, slice=ast.Constant(value=str()) | ast.JoinedStr()):
                 pass

@@ -55,6 +55,8 @@ class Flow:
         self.definitions: dict[str, Function | Class | File] = {}
         self.patches: dict[Function, Value] = {}
         """Functions that replace a method of Transformers, and whose."""
+        self.layer_calls: set[ast.Call] = set()
+        """Calls of what can be a decoder layer."""
         self.failed: dict[str, str] = {}
         """Files about which nothing more can be said, and why."""
         self.copies: set[Function] = set()
@@ -79,11 +81,13 @@ class Flow:
                     if len(owner.node.bases) > 1:
                         self._mixed[name].append(owner)
         for file in files.values():
-            for step in file.sources:
-                variable, source = step
+            for variable, source in file.sources:
                 self.sources[variable].append(source)
+        for file in files.values():
+            for step in file.sources:
+                source = step[1]
                 if source.mode != "value" or type(source.expr) in HOLDING:
-                    self._push(step)
+                    self._take(step)
         self.solve()
 
     # What rules and later stages ask
@@ -153,15 +157,18 @@ class Flow:
         while self._queue:
             step = self._queue.popleft()
             self._queued.discard(step)
-            self._reading = step
-            try:
-                found = self.produce(step[1])
-            except EXHAUSTION as error:
-                self.failed[step[1].scope.file.source.path] = said(error)
-                found = []
-            self._reading = None
-            if found:
-                self._grow(step[0], found)
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        self._reading = step
+        try:
+            found = self.produce(step[1])
+        except EXHAUSTION as error:
+            self.failed[step[1].scope.file.source.path] = said(error)
+            found = []
+        self._reading = None
+        if found:
+            self._grow(step[0], found)
 
     def bases(self, owner: Class) -> tuple[Class | str, ...]:
         """Base classes, nearest first: the repository's own, or qualified names of others.

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ddaudit.auditor.facts.scopes import COMPREHENSIONS, Class, File, Function, Scope, Source
+from ddaudit.auditor.facts.walking import children, node_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,20 +18,8 @@ if TYPE_CHECKING:
     # Children of a node, each with the scope that it is evaluated in.
     Children: TypeAlias = Iterator[tuple[Any, Scope]]
 
-# Fields that hold no node, or one that says nothing on its own: an operator, a context.
-BARE_FIELDS = frozenset(
-    {
-        "ctx", "op", "ops", "id", "attr", "kind", "type_comment", "level", "simple", "conversion", "is_async",
-        "module", "asname", "lineno", "type_ignores", "kwd_attrs",
-    }
-)  # fmt: skip
-# What they have is a name, or names, or a constant.
-LEAVES = frozenset(
-    {ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal, ast.Pass, ast.Break, ast.Continue, ast.MatchSingleton}
-)
 # Methods of a module that give it a member by name.
 REGISTERS = frozenset({"register_buffer", "register_parameter", "register_module", "add_module"})
-_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
 
 
 def index(source: SourceFile, tree: ast.Module) -> File:
@@ -42,54 +31,50 @@ def index(source: SourceFile, tree: ast.Module) -> File:
     file = File(source, tree)
     file.scope = Scope(tree, None, file)
     file.scopes.append(file.scope)
-    collector = _Collector(file)
-    openers, records = collector.openers, collector.records
-    nodes, by_type = file.nodes, file.by_type
+    plans = _Plans(_Collector(file))
     root: Any = tree
     root.scope = file.scope
     pending: list[Any] = [root]
     while pending:
         node = pending.pop()
-        kind = type(node)
-        nodes.append(node)
-        by_type[kind].append(node)
-        if kind in records:
-            records[kind](node, node.scope)
-        if kind in LEAVES:
+        note, record, opener, fields = plans[node.__class__]
+        note(node)
+        scope = node.scope
+        if record is not None:
+            record(node, scope)
+        if opener is not None:
+            inner = list(opener(node, scope))
+            for child, its_scope in inner:
+                child.parent, child.scope = node, its_scope
+            pending += [child for child, _ in reversed(inner)]
             continue
-        inner: list[Any]
-        if kind in openers:
-            inner = []
-            for child, scope in openers[kind](node, node.scope):
-                child.parent, child.scope = node, scope
-                inner.append(child)
-        else:
-            inner, scope = children(node), node.scope
-            for child in inner:
-                child.parent, child.scope = node, scope
-        inner.reverse()
-        pending += inner
+        # As in `children`, last first, without a list of them: most of this walk's time.
+        for name in fields:
+            value = getattr(node, name, None)
+            if value.__class__ is list:
+                for child in reversed(value):
+                    if child is not None:
+                        child.parent, child.scope = node, scope
+                        pending.append(child)
+            elif isinstance(value, ast.AST):
+                value.parent, value.scope = node, scope  # type: ignore[attr-defined]
+                pending.append(value)
     return file
 
 
-def children(node: ast.AST) -> list[Any]:
-    """Nodes directly below, in the order of the text, without operators and contexts."""
-    found: list[Any] = []
-    for name in _node_fields(type(node)):
-        value = getattr(node, name, None)
-        if value.__class__ is list:
-            # Only arguments and dictionaries have lists with gaps.
-            found += value if None not in value else [item for item in value if item is not None]
-        elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
+class _Plans(dict[type[ast.AST], tuple[Any, Any, Any, tuple[str, ...]]]):
+    """What to do with a node of each type: note it, record what it gives values, open its scope, or go on below."""
 
+    def __init__(self, collector: _Collector) -> None:
+        super().__init__()
+        self.collector = collector
 
-def _node_fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    if kind not in _FIELDS:
-        fields = () if kind in LEAVES else kind._fields
-        _FIELDS[kind] = tuple(name for name in fields if name not in BARE_FIELDS)
-    return _FIELDS[kind]
+    def __missing__(self, kind: type[ast.AST]) -> tuple[Any, Any, Any, tuple[str, ...]]:
+        collector = self.collector
+        note = collector.file.by_type[kind].append
+        fields = tuple(reversed(node_fields(kind)))
+        plan = self[kind] = (note, collector.records.get(kind), collector.openers.get(kind), fields)
+        return plan
 
 
 class _Collector:
@@ -169,6 +154,8 @@ class _Collector:
                 self.file.attributes_set.add(name)
             case ast.Call(func=ast.Attribute(attr=attr), args=[ast.Constant(value=str(name)), *_]) if attr in REGISTERS:
                 self.file.attributes_set.add(name)
+        for keyword in node.keywords:
+            self.file.giving[keyword.arg].append(len(self.file.calls) - 1)
         self._add(("call", node, None), Source("call", scope, node))
 
     def _assignment(self, node: ast.Assign, scope: Scope) -> None:

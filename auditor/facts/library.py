@@ -24,6 +24,10 @@ INSTANCE_CLASSES: tuple[tuple[re.Pattern[str], Kind], ...] = (
     (re.compile(r"DecoderLayer$"), Kind.LAYER),
     (re.compile(r"Model$"), Kind.BACKBONE),
 )
+# Encoders of images, sound and sentences, which no target is: a vision tower is asked for any of its layers.
+NO_DECODER = re.compile(
+    r"(Vision|Audio|Speech)(Encoder)?Model\b|(^|\.)(CLIP|Siglip|ViT|Dino|Wav2Vec|Whisper|Clap|MPNet)|Bert|Roberta"
+)
 # Loaded from a checkpoint it is the target's; as an annotation it can be a drafter's own.
 FAMILY_CONFIG = re.compile(r"^transformers\.(\w+\.)*[A-Z]\w*Config$")
 MAKERS = frozenset({"from_pretrained", "from_config", "_from_config"})
@@ -108,6 +112,7 @@ MODELLING = re.compile(r"^transformers\.models\.(\w+)\.modeling_\w+")
 LAYER_TEXT = re.compile(
     r"""((layers|blocks|\.h)\[[^\[\]]*\]|(layers|\.h)\.(\{[^{}]*\}|\d+)["']|(^|_)(layer|block))$|\blayer_module"""
 )
+PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn"})
 HEAD_NAMES = frozenset({"lm_head", "embed_out", "output_head"})
 EMBEDDING_NAMES = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddings"})
 LAYERS_NAMES = frozenset({"layers", "h", "blocks"})
@@ -137,7 +142,7 @@ def instance_kind(qualified_name: str) -> Kind | None:
             name, Kind.MODEL if name.startswith("AutoModel") else Kind.TOKENIZER
         )
     for pattern, kind in INSTANCE_CLASSES:
-        if pattern.search(name):
+        if pattern.search(name) and not (kind is Kind.BACKBONE and NO_DECODER.search(name)):
             return kind
     return None
 

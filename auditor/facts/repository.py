@@ -15,6 +15,7 @@ from ddaudit.auditor.facts.exhaustion import EXHAUSTION, said
 from ddaudit.auditor.facts.fixtures import pass_fixtures
 from ddaudit.auditor.facts.flow import Flow
 from ddaudit.auditor.facts.indexing import index
+from ddaudit.auditor.facts.legacy import legacy_parts
 from ddaudit.auditor.facts.patching import hooked_layer, patched
 from ddaudit.auditor.facts.scopes import Class, File, Function, Scope
 from ddaudit.auditor.facts.tracing import steps
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ddaudit.auditor.sources.source import SourceFile
 
 COPIES = frozenset({"copy", "deepcopy"})
-LEGACY_ATTRIBUTES = frozenset({"key_cache", "value_cache", "to_legacy_cache", "seen_tokens", "_seen_tokens"})
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class FileFacts:
         return self.file.source
 
     @property
-    def nodes(self) -> list[ast.AST]:
+    def nodes(self) -> Iterator[ast.AST]:
         return self.file.nodes
 
     # The text
@@ -390,8 +390,8 @@ class FileFacts:
         """Dotted names that a function gives a value or takes it away from."""
         return {
             (self.function(node), ast.unparse(node))
-            for node in self.nodes
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+            for node in self.file.attributes
+            if not isinstance(node.ctx, ast.Load)
         }
 
     def _blocks(self, node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -418,39 +418,9 @@ class FileFacts:
         """In code that a test for an attribute or class of old releases keeps from running on new ones."""
         return any(item in self._legacy_parts for item in (node, *self.ancestors(node)))
 
-    def _without(self, node: ast.If | ast.IfExp) -> list[ast.AST]:
-        """What runs where the test is false: the other branch, and what follows one that leaves."""
-        if isinstance(node, ast.IfExp):
-            return [node.orelse]
-        found: list[ast.AST] = list(node.orelse)
-        if not node.orelse and isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue):
-            body = getattr(self.parent(node), "body", [])
-            found += body[body.index(node) + 1 :] if node in body else []
-        return found
-
     @cached_property
     def _legacy_parts(self) -> set[ast.AST]:
-        """Tests for old releases, and what runs only where they hold."""
-        parts: set[ast.AST] = set()
-        for node in self.nodes:
-            if not isinstance(node, ast.If | ast.IfExp):
-                continue
-            match node.test:
-                case ast.Compare(left=ast.Name() as asked, ops=[op], comparators=[ast.Constant(value=None)]):
-                    negated, is_legacy = isinstance(op, ast.Is), _gets_legacy(self.made_from(asked))
-                case ast.Name() as asked:
-                    negated, is_legacy = False, _gets_legacy(self.made_from(asked))
-                case ast.UnaryOp(op=ast.Not(), operand=operand):
-                    negated, is_legacy = True, _tests_legacy(operand)
-                case test:
-                    negated, is_legacy = False, _tests_legacy(test)
-            if _asks_new(node.test):
-                parts.update(self._without(node))
-            if is_legacy:
-                runs = node.orelse if negated else node.body
-                parts.add(node.test)
-                parts.update(runs if isinstance(runs, list) else [runs])
-        return parts
+        return legacy_parts(self)
 
 
 def _is_family(name: str) -> bool:
@@ -474,35 +444,6 @@ def _unbinds(binding: ast.AST) -> bool:
     return isinstance(binding, ast.ExceptHandler) or (
         isinstance(binding, ast.Name) and isinstance(binding.ctx, ast.Del)
     )
-
-
-def _asks_new(test: ast.expr) -> bool:
-    """`hasattr(cache, "layers")`, which only a cache of an old release, or a tuple, has not."""
-    match test:
-        case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value="layers" | "crop")]):
-            return True
-        case ast.BoolOp(op=ast.And(), values=[first, *_]):
-            return _asks_new(first)
-    return False
-
-
-def _gets_legacy(made: ast.expr | None) -> bool:
-    """`getattr(cache, "key_cache", None)`, which is None on new releases."""
-    match made:
-        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), ast.Constant(value=None)]):
-            return name in LEGACY_ATTRIBUTES
-    return False
-
-
-def _tests_legacy(test: ast.expr) -> bool:
-    for node in ast.walk(test):
-        match node:
-            case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str(name))]):
-                if name in LEGACY_ATTRIBUTES:
-                    return True
-            case ast.Call(func=ast.Name(id="isinstance"), args=[_, ast.Name(id="tuple" | "list")]):
-                return True
-    return False
 
 
 def learn(trees: Mapping[str, tuple[SourceFile, ast.Module]], failed: dict[str, str] | None = None) -> list[FileFacts]:

@@ -9,8 +9,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from ddaudit.auditor.facts.library import LOOKALIKES
+from ddaudit.auditor.facts.walking import walk
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterator
 
     from ddaudit.auditor.sources.source import SourceFile
@@ -127,10 +129,11 @@ class Source:
 
 
 class Named(NamedTuple):
-    """Nodes of a type by name: attributes by theirs, calls by the last name of what is called, names by themselves."""
+    """Nodes of a type by name: attributes by theirs, calls by the last name of what is called, names by themselves,
+    keywords by the argument."""
 
     kind: type[ast.AST]
-    names: frozenset[str]
+    names: frozenset[str] | re.Pattern[str]
 
 
 @dataclass(eq=False)
@@ -140,10 +143,8 @@ class File:
     source: SourceFile
     tree: ast.Module
     scope: Scope = field(init=False)
-    nodes: list[ast.AST] = field(default_factory=list)
-    """Every node, parents first, in the order of the text."""
     by_type: dict[type[ast.AST], list[ast.AST]] = field(default_factory=lambda: defaultdict(list))
-    """The same nodes by their type."""
+    """Every node by its type, parents first, in the order of the text."""
     scopes: list[Scope] = field(default_factory=list)
     """Every scope, the file's own first."""
     functions: list[Function] = field(default_factory=list)
@@ -156,7 +157,14 @@ class File:
     """Top-level packages imported."""
     modules: set[str] = field(default_factory=set)
     """Modules from which names are imported."""
+    giving: dict[str | None, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Which of the calls give an argument by keyword; None for what is unpacked."""
     _named: dict[type[ast.AST], dict[str, list[int]]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> Iterator[ast.AST]:
+        """Every node, parents first, in the order of the text."""
+        return walk(self.tree)
 
     def of(self, *wanted: type[ast.AST] | Named) -> Iterator[ast.AST]:
         """Nodes of these types, or of a type and with these names, one type after the other."""
@@ -171,11 +179,16 @@ class File:
     def _with_name(self, wanted: Named) -> Iterator[ast.AST]:
         """In the order of the text, whatever that of the names."""
         # A file has more plain names than anything else, and mostly none of those.
-        if wanted.kind is ast.Name and not any(name in self.source.text for name in wanted.names):
+        names = wanted.names
+        if wanted.kind is ast.Name and isinstance(names, frozenset) and not any(map(self._has, names)):
             return iter(())
         nodes, places = self.by_type[wanted.kind], self._places(wanted.kind)
-        found = sorted(chain.from_iterable(places[name] for name in wanted.names if name in places))
+        known = names & places.keys() if isinstance(names, frozenset) else filter(names.match, places)
+        found = sorted(chain.from_iterable(places[name] for name in known))
         return (nodes[place] for place in found)
+
+    def _has(self, word: str) -> bool:
+        return word in self.source.text
 
     def _places(self, kind: type[ast.AST]) -> dict[str, list[int]]:
         """Where in `by_type` the nodes of each name are."""
@@ -183,7 +196,12 @@ class File:
             places: dict[str, list[int]] = defaultdict(list)
             for i, node in enumerate(self.by_type[kind]):
                 called = node.func if isinstance(node, ast.Call) else node
-                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                if isinstance(called, ast.Attribute):
+                    name = called.attr
+                elif isinstance(called, ast.Name):
+                    name = called.id
+                else:
+                    name = (called.arg or "") if isinstance(called, ast.keyword) else ""
                 places[name].append(i)
             self._named[kind] = places
         return self._named[kind]
@@ -203,6 +221,11 @@ class File:
     @property
     def calls(self) -> list[ast.Call]:
         return cast("list[ast.Call]", self.by_type[ast.Call])
+
+    def calls_giving(self, *names: str) -> list[ast.Call]:
+        """Calls with any of these arguments by keyword."""
+        places = sorted({place for name in names for place in self.giving.get(name, ())})
+        return [self.calls[place] for place in places]
 
     @property
     def attributes(self) -> list[ast.Attribute]:

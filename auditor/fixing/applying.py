@@ -123,7 +123,7 @@ def _trees(source: SourceFile, edits: Sequence[Edit]) -> tuple[Concrete, tuple[E
 
     after = splice(source, edits)
     try:
-        after.parse()
+        after.tree()
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unproven(f"the fixed text does not parse: {error}") from error
     short, moved, short_after = reduced(source, edits, after)

@@ -43,7 +43,7 @@ class Concrete:
         """Raises Unproven, or what Python's parser raises."""
         if len(source.text) > MAX_SIZE:
             raise Unproven(f"{len(source.text)} characters are too many to prove edits in")
-        self.source, self.tree = source, source.parse()
+        self.source, self.tree = source, source.tree()
         if _depth(self.tree) > MAX_DEPTH:
             raise Unproven("it is nested too deeply for LibCST")
         # A lone CR at the end is not restored.

@@ -10,11 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.facts.indexing import index
+from ddaudit.auditor.facts.walking import walk
 from ddaudit.auditor.finding import Edit, Fix, Import
 from ddaudit.auditor.fixing.import_place import asks, insert_import, line_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from ddaudit.auditor.facts.scopes import File, Scope, ScopeNode
     from ddaudit.auditor.sources.source import SourceFile
@@ -76,13 +77,13 @@ class ImportNeeds:
 
     @cached_property
     def _unbound(self) -> set[str]:
-        reads = (node for node in self.file.nodes if isinstance(node, ast.Name))
+        reads = (node for node in self.file.of(ast.Name) if isinstance(node, ast.Name))
         return {node.id for node in reads if self.file.scope_of(node).find(node.id) is None}
 
 
 def add_imports(source: SourceFile, needed: set[Import]) -> tuple[Edit, ...]:
     """Edits that bind every name of `needed` at the top level of `source`, one line a module."""
-    tree = source.parse()
+    tree = source.tree()
     edits = []
     for module in sorted({item.module for item in needed}):
         names = {item.name for item in needed if item.module == module}
@@ -103,8 +104,9 @@ def drop_unused(before: SourceFile, after: SourceFile, others: Iterable[SourceFi
     """
     if after.path.rpartition("/")[2] == "__init__.py":
         return ()
-    used, tree = _uses(before.parse()), after.parse()
-    gone = used - _uses(tree)
+    tree = after.tree()
+    unread = {_bound_name(alias) for alias in _imported(tree)} - _uses(tree)
+    gone = unread & _uses(before.tree()) if unread else unread
     edits: list[Edit] = []
     for node in tree.body:
         if not isinstance(node, ast.Import | ast.ImportFrom) or after.has_comment(*line_bounds(after, node)):
@@ -207,7 +209,11 @@ def _alias_bounds(source: SourceFile, alias: ast.alias) -> tuple[int, int]:
 
 def _uses(tree: ast.Module) -> set[str]:
     """Names that are read or deleted anywhere, in whatever scope."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return {node.id for node in walk(tree) if isinstance(node, ast.Name)}
+
+
+def _imported(tree: ast.Module) -> Iterator[ast.alias]:
+    return (alias for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names)
 
 
 def _is_named_in_string(tree: ast.Module, name: str) -> bool:
@@ -227,7 +233,7 @@ def _takes_from(other: SourceFile, path: str, name: str) -> bool:
     if other.path == path or module not in other.text:
         return False
     try:
-        tree = other.parse()
+        tree = other.tree()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # Nothing can be said about it but that it has both words.
         return name in other.text

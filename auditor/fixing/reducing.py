@@ -83,7 +83,7 @@ def _is_free(source: SourceFile, item: _Statement, touched: Sequence[tuple[int, 
 
 
 def _blocks(source: SourceFile) -> Iterator[list[_Statement]]:
-    pending: list[ast.AST] = [source.parse()]
+    pending: list[ast.AST] = [source.tree()]
     while pending:
         for _, value in ast.iter_fields(pending.pop()):
             if not isinstance(value, list) or not value:

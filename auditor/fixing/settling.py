@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.finding import Applicability, Finding
@@ -198,7 +199,7 @@ class _Attempt:
 def _fault(before: SourceFile, after: SourceFile) -> str:
     """What is wrong with a fixed file; empty where nothing is."""
     try:
-        after.parse()
+        after.tree()
         after.encode()
         if _compiles(before) and (error := _compile_error(after)):
             raise error
@@ -209,6 +210,7 @@ def _fault(before: SourceFile, after: SourceFile) -> str:
     return ""
 
 
+@lru_cache(maxsize=64)
 def _compiles(source: SourceFile) -> bool:
     return _compile_error(source) is None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, repeat
@@ -14,11 +12,11 @@ from ddaudit.auditor.facts.exhaustion import EXHAUSTION, TOO_DEEP, said
 from ddaudit.auditor.facts.repository import FileFacts, learn
 from ddaudit.auditor.rule import all_rules
 from ddaudit.auditor.sources.newer_syntax import newer_syntax
-from ddaudit.auditor.sources.source import Listed, Skipped, SkipReason, SourceFile, read_listed
+from ddaudit.auditor.sources.source import Listed, Skipped, SkipReason, SourceFile, not_collecting, read_listed
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddaudit.auditor.finding import Finding
     from ddaudit.auditor.rule import Rule
@@ -50,7 +48,7 @@ def examine(
 
     `at` hears which file is being examined, before it is, and "" where it is all of them.
     """
-    with _not_collecting():
+    with not_collecting():
         sources, skipped = _read(files)
         trees, broken = _parse(sources, at)
         skipped += broken
@@ -118,15 +116,3 @@ def _visit(file: FileFacts, rules: Sequence[Rule]) -> list[Finding] | str:
             except Exception as error:
                 return f"a fault of {rule.code} {rule.slug}: {type(error).__name__}: {error}"
     return found
-
-
-@contextmanager
-def _not_collecting() -> Iterator[None]:
-    # Syntax trees are millions of live objects: collecting garbage among them takes longer than the scan.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,8 @@ def _work(work: Work[Result], names: list[str], told: Connection) -> None:
     # An interrupt reaches the whole group of processes: the parent says so, once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    # A process that ends with its part has no use for memory set free.
+    gc.disable()
     with contextlib.suppress(BrokenPipeError):
         try:
             result = work(names, lambda name: told.send(("at", name)))

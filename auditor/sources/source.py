@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import bisect
 import codecs
+import gc
 import os
 import re
 import stat
 import tokenize
 import warnings
 from collections import Counter, deque
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,10 +117,11 @@ class SourceFile:
 
     def parse(self) -> ast.Module:
         """Syntax tree; raises SyntaxError, ValueError, RecursionError or MemoryError as the parser does."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return ast.parse(self.text)
+        return _parse(self.text)
+
+    def tree(self) -> ast.Module:
+        """Syntax tree to be read only: the last few texts are not parsed again. Raises as `parse` does."""
+        return _parsed(self.text)
 
     @cached_property
     def comments(self) -> list[int]:
@@ -139,6 +142,30 @@ class SourceFile:
             return False
         at = bisect.bisect_left(self.comments, start)
         return at < len(self.comments) and self.comments[at] < end
+
+
+@contextmanager
+def not_collecting() -> Iterator[None]:
+    """Leave garbage alone for a while."""
+    # Syntax trees are millions of live objects: collecting garbage among them takes longer than the scan.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _parse(text: str) -> ast.Module:
+    with warnings.catch_warnings(), not_collecting():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return ast.parse(text)
+
+
+# A pass of fixes reads a file as it was, as the fixes leave it and as the imports do, each several times.
+_parsed = lru_cache(maxsize=2)(_parse)
 
 
 def shown(path: str) -> str:
