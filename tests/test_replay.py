@@ -18,7 +18,7 @@ from ddaudit.runtime.caches.mode import replay_log
 from ddaudit.runtime.caches.takeover import cache_argument
 from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import layer_output
-from ddaudit.runtime.replay import regions
+from ddaudit.runtime.replay import passes
 from ddaudit.runtime.replay.cache import ReplayedCache
 from ddaudit.runtime.replay.drafter import replay_drafter
 from ddaudit.runtime.replay.target import LARGEST_WINDOW, graphs_of, padded
@@ -257,8 +257,8 @@ def test_projections_of_one_input_become_one_product_and_stay_the_models_own():
 
 def test_products_by_the_kernels_change_nothing(monkeypatch):
     """As chosen on a GPU: rows alone for one token, pieces whose sum is left to the compiler for more."""
-    monkeypatch.setattr(regions, "is_fused", lambda weight: True)
-    monkeypatch.setattr(regions, "num_pieces", lambda num_nodes, weight: 3)
+    monkeypatch.setattr(passes, "is_fused", lambda weight: True)
+    monkeypatch.setattr(passes, "num_pieces", lambda num_nodes, weight: 3)
     model = EXACT["qwen3_5"]()
     ops = []
 
