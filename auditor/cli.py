@@ -178,8 +178,12 @@ def _known(path: Path, line: int) -> Iterator[str]:
 
     file = learn_about(path, {marker for rule in all_rules() for marker in rule.markers})
     yield from scan_report.known_lines(f"{file.source.path}:{line}", list(known_at(file, line)), width())
-    found = [finding for finding in scan((path,)).findings if finding.span.line <= line <= finding.span.end_line]
-    yield from (f"found: {finding.code} {finding.slug} at {finding.expr}" for finding in found)
+    result = scan((path,))
+    here = (*result.findings, *result.suppressed)
+    found = [finding for finding in here if finding.span.line <= line <= finding.span.end_line]
+    for finding in found:
+        kept = "" if finding.suppressed is None else f", suppressed: {finding.suppressed or 'no reason given'}"
+        yield f"found: {finding.code} {finding.slug} at {finding.expr}{kept}"
     if not found:
         yield "nothing is found here"
 

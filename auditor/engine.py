@@ -110,17 +110,19 @@ def scan_sources(
         limits += _halved(pool.num_halved)
     if len(parts) > 1:
         limits = (_divided(parts, sources), *limits)
-    findings = (finding for result in examined for finding in result.findings)
-    sure = (finding for finding in findings if RANK[finding.confidence] >= RANK[min_confidence])
+    found = (finding for result in examined for finding in result.findings)
+    sure = (finding for finding in found if RANK[finding.confidence] >= RANK[min_confidence])
+    findings = sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)
     left_out = {*skipped, *(entry for result in examined for entry in result.skipped)}
     if names is not None:
         left_out = {entry for entry in left_out if entry.path in names}
     num_scanned = sum(result.num_scanned for result in examined)
     return ScanResult(
-        findings=tuple(sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)),
+        findings=tuple(finding for finding in findings if finding.suppressed is None),
         skipped=tuple(sorted(left_out)),
         num_scanned=num_scanned if names is None else len(names) - len({entry.path for entry in left_out}),
         limits=limits,
+        suppressed=tuple(finding for finding in findings if finding.suppressed is not None),
     )
 
 
