@@ -9,13 +9,13 @@ from ddaudit.auditor.facts import names as names_of_releases
 from ddaudit.auditor.facts.values import RANK
 from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
-from ddaudit.auditor.rule import select_rules
+from ddaudit.auditor.rule import all_rules, select_rules
 from ddaudit.auditor.scanning.examining import Examined, examine, markers
 from ddaudit.auditor.scanning.parts import MAX_WHOLE, divide
 from ddaudit.auditor.scanning.result import ScanResult
 from ddaudit.auditor.scanning.workers import Workers, num_workers
 from ddaudit.auditor.sources.selection import select_files
-from ddaudit.auditor.sources.source import list_tree
+from ddaudit.auditor.sources.source import list_tree, read_tree
 from ddaudit.auditor.targets.releases import choose
 from ddaudit.auditor.targets.targeting import on_targets
 
@@ -76,6 +76,13 @@ def scan(
     }
     # What is meant for a release is chosen after, from what holds for all.
     return cache.result(run, files, settings).on(releases)
+
+
+def sources_of(paths: Sequence[Path]) -> Mapping[str, SourceFile]:
+    """The files that a scan of `paths` learns from, read, by the names that its findings have; raises as it does."""
+    if any(path.is_dir() for path in paths):
+        return read_tree(paths).sources
+    return select_files(paths, markers(all_rules())).tree.sources
 
 
 def scan_sources(
