@@ -168,6 +168,15 @@ def test_fingerprints_stay_when_lines_are_inserted_above(repo: Path) -> None:
     assert seen() == (prints, [line + 2 for line in lines])
 
 
+def test_two_findings_that_look_alike_have_fingerprints_of_their_own() -> None:
+    """Inside an f-string a finding is named by the whole string."""
+    text = CODE.partition("    cache =")[0] + '    return f"{target.lm_head} {target.lm_head}"\n'
+    result = scan_sources({"a.py": SourceFile("a.py", text)})
+    first, second = result.findings
+    assert first.span == second.span
+    check(json.loads(sarif(result, {})))
+
+
 def test_a_suppressed_finding_has_its_reason(repo: Path) -> None:
     kept = [each["suppressions"] for each in log()["results"] if each["suppressions"]]
     assert kept == [[{"kind": "inSource", "justification": "it has one"}]]

@@ -38,14 +38,15 @@ def sarif(result: ScanResult, fixes: Mapping[Finding, Sequence[Replacement]], ma
     """One run: every finding, those that a comment keeps too; `fixes` are those to offer. Of too many findings the
     worst are given, and a notification says so."""
     every = sorted((*result.findings, *result.suppressed), key=lambda finding: finding.sort_key)
-    prints = dict(zip(every, _fingerprints(every), strict=True))
-    worst = sorted(every, key=lambda finding: list(Severity).index(finding.severity))[:max_results]
-    findings = sorted(worst, key=lambda finding: finding.sort_key)
+    # Two findings in one f-string can be equal in all that is known of them.
+    named = list(zip(every, _fingerprints(every), strict=True))
+    worst = sorted(named, key=lambda item: list(Severity).index(item[0].severity))[:max_results]
+    given = sorted(worst, key=lambda item: item[0].sort_key)
     rules = all_rules()
     places = {rule.code: i for i, rule in enumerate(rules)}
     notifications = [_skipped(entry) for entry in result.skipped]
     notifications += [{"level": "note", "message": {"text": limit}} for limit in result.limits]
-    if num_left_out := len(every) - len(findings):
+    if num_left_out := len(every) - len(given):
         text = f"{num_left_out} of {len(every)} findings are left out, the least severe: a run holds {max_results}"
         notifications.append({"level": "warning", "message": {"text": text}})
     run = {
@@ -64,7 +65,7 @@ def sarif(result: ScanResult, fixes: Mapping[Finding, Sequence[Replacement]], ma
                 "level": LEVELS[finding.severity],
                 "message": {"text": finding.message},
                 "locations": [_location(finding.path, finding.span)],
-                "partialFingerprints": {"ddaudit/v1": prints[finding]},
+                "partialFingerprints": {"ddaudit/v1": fingerprint},
                 # In all results of a run or in none.
                 "suppressions": _suppressions(finding),
                 **({"fixes": [_fix(finding, fixes[finding])]} if finding in fixes else {}),
@@ -76,7 +77,7 @@ def sarif(result: ScanResult, fixes: Mapping[Finding, Sequence[Replacement]], ma
                     "evidence": list(finding.evidence),
                 },
             }
-            for finding in findings
+            for finding, fingerprint in given
         ],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
