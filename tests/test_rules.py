@@ -123,6 +123,28 @@ def test_a_fix_keeps_the_files_newlines(slug, number, example):
     assert settled(text, slugs=(slug,)) == settled(example.text, slugs=(slug,)).replace("\n", "\r\n")
 
 
+OTHERS = [(slug, i, e) for slug, i, e in BAD if slug != "faulty-suppression"]
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), OTHERS, ids=ids(OTHERS))
+def test_a_comment_above_the_statement_keeps_each_finding(slug, number, example):
+    lines = example.text.splitlines()
+    tokens = tokenize.generate_tokens(io.StringIO(example.text).readline)
+    kinds = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+    begins, starts = True, []
+    for token in (token for token in tokens if token.type not in kinds):
+        starts += [token.start[0]] if begins else []
+        begins = token.type == tokenize.NEWLINE
+    found = find(example.text, slug)
+    for start in sorted({max(s for s in starts if s <= finding.span.line) for finding in found}, reverse=True):
+        indent = re.match(r"\s*", lines[start - 1]).group()
+        lines.insert(start - 1, f"{indent}# ddaudit: ignore[{slug}] kept")
+    text = "".join(f"{line}\n" for line in lines)
+    result = scan_sources({"example.py": SourceFile("example.py", text)}, select=(slug, "DDA501"))
+    assert (result.findings, len(result.suppressed)) == ((), len(found))
+    assert settled(text, slugs=(slug, "DDA501")) == text
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_rule_is_complete(rule):
     """A rule whose page, file name or examples are missing would leave `explain` and the README empty."""
