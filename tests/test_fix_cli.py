@@ -115,18 +115,7 @@ def test_what_went_with_another_fix_names_its_rule(repo: Path) -> None:
 
 def test_next_is_a_run_that_needs_nothing_but_the_fork(repo: Path) -> None:
     _, out, _ = run("fix", "my repo")
-    assert next_command(out) == (
-        [
-            "ddaudit",
-            "run",
-            "patched/my repo",
-            "--entry",
-            "MODULE:FUNCTION",
-            "--model",
-            "tiny-hybrid",
-            "--random-weights",
-        ]
-    )
+    assert next_command(out) == ["ddaudit", "run", "patched/my repo", "--entry", "MODULE:FUNCTION"]
 
 
 def test_next_after_a_look_is_the_same_command_that_writes(repo: Path) -> None:

@@ -168,8 +168,7 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
         if needs and plan.releases.is_assumed and plan.releases.requirement:
             yield f"it runs on Transformers {RUNTIME_SINCE} or later: lift {plan.releases.requirement}"
         entry = "" if plan.entries else " --entry MODULE:FUNCTION"
-        # A model that needs no download and no GPU.
-        yield f"next: ddaudit run {shlex.quote(_shown(placed.target))}{entry} --model tiny-hybrid --random-weights"
+        yield f"next: ddaudit run {shlex.quote(_shown(placed.target))}{entry}"
     elif plan.changes and not asked.writes:
         in_place = asked.in_place or not asked.whole
         yield f"next: {replace(asked, diff=False, check=False, in_place=in_place).command}"
