@@ -22,6 +22,7 @@ from ddaudit.auditor.commands.verify import verify as verify_result
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ddaudit.auditor.scanning.result import ScanResult
     from ddaudit.auditor.scanning.result_cache import ResultCache
 
 CONFIDENCES = ("guess", "likely", "proven")
@@ -72,7 +73,9 @@ def main() -> None:
 
 @main.command(short_help="Report brittle places; nothing is imported or executed.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(["text", "json", "jsonl"]), default="text", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json", "jsonl", "sarif"]), default="text", show_default=True
+)
 @rule_options
 @click.option(
     "--min-confidence", type=click.Choice(CONFIDENCES), default="likely", show_default=True,
@@ -125,6 +128,8 @@ def scan(
         result = verify_result(result, targets)
     if form == "json":
         click.echo(scan_report.json_object(result))
+    elif form == "sarif":
+        click.echo(_sarif(result, paths))
     else:
         for line in scan_report.json_lines(result) if form == "jsonl" else scan_report.text(result, width(), why=why):
             click.echo(line)
@@ -136,6 +141,18 @@ def scan(
         for entry in result.skipped:
             click.echo(scan_report.skipped_line(entry), err=True)
     sys.exit(result.exit_code)
+
+
+def _sarif(result: ScanResult, paths: tuple[Path, ...]) -> str:
+    from ddaudit.auditor.reports.sarif_report import sarif
+
+    if not result.fixable():
+        return sarif(result, {})
+    # LibCST takes long to import.
+    from ddaudit.auditor.engine import sources_of
+    from ddaudit.auditor.fixing.previewing import preview
+
+    return sarif(result, preview(result.findings, sources_of(paths or (Path("."),))))
 
 
 def _folder(paths: tuple[Path, ...]) -> str:
@@ -178,8 +195,12 @@ def _known(path: Path, line: int) -> Iterator[str]:
 
     file = learn_about(path, {marker for rule in all_rules() for marker in rule.markers})
     yield from scan_report.known_lines(f"{file.source.path}:{line}", list(known_at(file, line)), width())
-    found = [finding for finding in scan((path,)).findings if finding.span.line <= line <= finding.span.end_line]
-    yield from (f"found: {finding.code} {finding.slug} at {finding.expr}" for finding in found)
+    result = scan((path,))
+    here = (*result.findings, *result.suppressed)
+    found = [finding for finding in here if finding.span.line <= line <= finding.span.end_line]
+    for finding in found:
+        kept = "" if finding.suppressed is None else f", suppressed: {finding.suppressed or 'no reason given'}"
+        yield f"found: {finding.code} {finding.slug} at {finding.expr}{kept}"
     if not found:
         yield "nothing is found here"
 

@@ -9,13 +9,13 @@ from ddaudit.auditor.facts import names as names_of_releases
 from ddaudit.auditor.facts.values import RANK
 from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.profile import DEFAULT_TARGET, load_profile
-from ddaudit.auditor.rule import select_rules
+from ddaudit.auditor.rule import all_rules, select_rules
 from ddaudit.auditor.scanning.examining import Examined, examine, markers
 from ddaudit.auditor.scanning.parts import MAX_WHOLE, divide
 from ddaudit.auditor.scanning.result import ScanResult
 from ddaudit.auditor.scanning.workers import Workers, num_workers
 from ddaudit.auditor.sources.selection import select_files
-from ddaudit.auditor.sources.source import list_tree
+from ddaudit.auditor.sources.source import list_tree, read_tree
 from ddaudit.auditor.targets.releases import choose
 from ddaudit.auditor.targets.targeting import on_targets
 
@@ -78,6 +78,13 @@ def scan(
     return cache.result(run, files, settings).on(releases)
 
 
+def sources_of(paths: Sequence[Path]) -> Mapping[str, SourceFile]:
+    """The files that a scan of `paths` learns from, read, by the names that its findings have; raises as it does."""
+    if any(path.is_dir() for path in paths):
+        return read_tree(paths).sources
+    return select_files(paths, markers(all_rules())).tree.sources
+
+
 def scan_sources(
     sources: Mapping[str, SourceFile | Listed],
     skipped: tuple[Skipped, ...] = (),
@@ -110,17 +117,19 @@ def scan_sources(
         limits += _halved(pool.num_halved)
     if len(parts) > 1:
         limits = (_divided(parts, sources), *limits)
-    findings = (finding for result in examined for finding in result.findings)
-    sure = (finding for finding in findings if RANK[finding.confidence] >= RANK[min_confidence])
+    found = (finding for result in examined for finding in result.findings)
+    sure = (finding for finding in found if RANK[finding.confidence] >= RANK[min_confidence])
+    findings = sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)
     left_out = {*skipped, *(entry for result in examined for entry in result.skipped)}
     if names is not None:
         left_out = {entry for entry in left_out if entry.path in names}
     num_scanned = sum(result.num_scanned for result in examined)
     return ScanResult(
-        findings=tuple(sorted(on_targets(sure, profiles), key=lambda finding: finding.sort_key)),
+        findings=tuple(finding for finding in findings if finding.suppressed is None),
         skipped=tuple(sorted(left_out)),
         num_scanned=num_scanned if names is None else len(names) - len({entry.path for entry in left_out}),
         limits=limits,
+        suppressed=tuple(finding for finding in findings if finding.suppressed is not None),
     )
 
 

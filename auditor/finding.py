@@ -24,7 +24,7 @@ class Severity(str, Enum):
     PORT = "port"
     """It works for one loader class or model family and fails for others."""
     WARN = "warn"
-    """It is deprecated and still works."""
+    """It still works: it is deprecated, or a comment that suppresses is to be put right."""
 
 
 class Confidence(str, Enum):
@@ -143,6 +143,8 @@ class Finding:
     """What came of trying it, where it was tried."""
     since: str = ""
     """The release of Transformers from which the line fails so; empty for every one known: a model is to blame."""
+    suppressed: str | None = None
+    """The reason that a comment gives for keeping it, empty where it gives none; None where no comment does."""
 
     @property
     def applicability(self) -> Applicability:
@@ -157,6 +159,7 @@ class Finding:
         tried = (
             {"verified": self.verified.status.value, "verified_reason": self.verified.reason} if self.verified else {}
         )
+        kept = {} if self.suppressed is None else {"suppressed": True, "suppressed_reason": self.suppressed}
         return {
             "code": self.code,
             "slug": self.slug,
@@ -176,4 +179,5 @@ class Finding:
             "message": self.message,
             "evidence": list(self.evidence),
             **tried,
+            **kept,
         }

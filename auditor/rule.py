@@ -16,12 +16,13 @@ from ddaudit.auditor.finding import Applicability, Confidence, Finding, Fix, Sev
 
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ddaudit.auditor.claim import Claim
     from ddaudit.auditor.facts.repository import FileFacts
     from ddaudit.auditor.facts.scopes import Named
     from ddaudit.auditor.facts.values import Value
+    from ddaudit.auditor.suppressions import Suppression
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Rule(ABC):
     @abstractmethod
     def decide(self, node: ast.AST, file: FileFacts) -> Iterator[Finding]:
         """Findings at this node."""
+
+    def review(self, comments: Sequence[Suppression], run: frozenset[str], file: FileFacts) -> Iterator[Finding]:
+        """Findings about comments that suppress, with what each suppressed of the rules that were `run`, by code."""
+        yield from ()
 
     def report(
         self,

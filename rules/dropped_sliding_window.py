@@ -88,8 +88,8 @@ class DroppedSlidingWindow(Rule):
         if family is None or "sliding_window" in names or file.module_class(node) is None:
             return
         function = file.function(node)
-        # What `**kwargs` of a forward brings does not hold the window; a dict made here can.
-        if not _is_attention_function(node.func, file) or (function and "sliding" in file.text(function.node)):
+        # What `**kwargs` of a forward brings does not hold the window; a dict made here can. A comment does nothing.
+        if not _is_attention_function(node.func, file) or (function and "sliding" in ast.unparse(function.node)):
             return
         fact = f"{file.source.path}:{node.lineno}: `{family}` has layers with a sliding window"
         because = Value(Kind.LIBRARY, fact, Confidence.LIKELY, (fact,))

@@ -84,6 +84,10 @@ def test_a_line_put_before_awkward_text_is_proven(text: str) -> None:
         ("# one\nimport a\nx = 1\n", "import a\n", ""),
         ("x = 1\ny = 2\n", "y = 2\n", "y = 2\nz = 3\n"),
         ("try:\n    x()\nexcept (A, B) :\n    pass\ny()\n", "y()", "z()"),
+        # A comment that suppresses
+        ("x = 1  # ddaudit: ignore[DDA101] why\n", "  # ddaudit: ignore[DDA101] why", ""),
+        ("x = 1  # a  # noqa: DDA101, E501\n", "# noqa: DDA101, E501", "# noqa: E501"),
+        ("f(\n    # noqa: DDA101\n    a,\n)\n", "    # noqa: DDA101\n", ""),
     ],
 )
 def test_whole_nodes_for_whole_nodes_are_proven(text: str, old: str, new: str) -> None:
@@ -122,6 +126,11 @@ def test_several_edits_are_proven_together() -> None:
         ("x = 1; y = 2  # why\n", "; y = 2", "  # two"),
         ("y = 2  # why\n", "y = 2", "y = 3  # two"),
         ("y = 2  # why\nz = 3\n", "why", "why; x = 1"),
+        ("y = 2  # why\n", "  # why", ""),
+        ("y = 2  # why  # noqa: DDA101\n", "  # why  # noqa: DDA101", ""),
+        ("y = 2  # noqa: DDA101\n", "# noqa: DDA101", "# noqa"),
+        ("y = 2  # noqa: DDA101\nz = 3\n", "# noqa: DDA101", "; x = 1"),
+        ("y = '# noqa: DDA101'\n", "# noqa: DDA101", ""),
         # Half a statement
         ("x = 1\ny = 2\n", "= 1\ny", "= 3\ny"),
         ("if a:\n    b()\n", "if a:", "while a:"),

@@ -23,6 +23,7 @@ RULES = {rule.slug: rule for rule in all_rules()}
 ALL = [(slug, i, e) for slug, rule in RULES.items() for i, e in enumerate((*rule.EXAMPLES, *MORE.get(slug, ())))]
 GOOD = [(slug, i, e) for slug, i, e in ALL if isinstance(e, Good)]
 BAD = [(slug, i, e) for slug, i, e in ALL if isinstance(e, Bad)]
+OUR_COMMENT = r"# ddaudit: [^#]*|# noqa: [^#]*"
 FIXED = [(slug, i, e) for slug, i, e in BAD if e.fixed is not None]
 
 
@@ -109,8 +110,11 @@ def test_a_fix_keeps_every_comment(slug, number, example):
     fixed = settled(text, slugs=(slug,))
     # An import that nothing needs any more takes its comment along.
     gone = {f"# note {i}" for i, line in enumerate(example.text.splitlines()) if line.startswith(("from ", "import "))}
-    assert set(comments(text) - comments(fixed)) <= gone
-    assert comments(fixed) - comments(text) == Counter()
+    # What a suppression shares its comment with stays.
+    found = (comments(each).elements() for each in (text, fixed))
+    expected, now = (Counter(re.sub(OUR_COMMENT, "", note) for note in notes) for notes in found)
+    assert set(expected - now) <= gone
+    assert now - expected == Counter()
 
 
 @pytest.mark.parametrize(("slug", "number", "example"), FIXED, ids=ids(FIXED))
@@ -119,10 +123,32 @@ def test_a_fix_keeps_the_files_newlines(slug, number, example):
     assert settled(text, slugs=(slug,)) == settled(example.text, slugs=(slug,)).replace("\n", "\r\n")
 
 
+OTHERS = [(slug, i, e) for slug, i, e in BAD if slug != "faulty-suppression"]
+
+
+@pytest.mark.parametrize(("slug", "number", "example"), OTHERS, ids=ids(OTHERS))
+def test_a_comment_above_the_statement_keeps_each_finding(slug, number, example):
+    lines = example.text.splitlines()
+    tokens = tokenize.generate_tokens(io.StringIO(example.text).readline)
+    kinds = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+    begins, starts = True, []
+    for token in (token for token in tokens if token.type not in kinds):
+        starts += [token.start[0]] if begins else []
+        begins = token.type == tokenize.NEWLINE
+    found = find(example.text, slug)
+    for start in sorted({max(s for s in starts if s <= finding.span.line) for finding in found}, reverse=True):
+        indent = re.match(r"\s*", lines[start - 1]).group()
+        lines.insert(start - 1, f"{indent}# ddaudit: ignore[{slug}] kept")
+    text = "".join(f"{line}\n" for line in lines)
+    result = scan_sources({"example.py": SourceFile("example.py", text)}, select=(slug, "DDA501"))
+    assert (result.findings, len(result.suppressed)) == ((), len(found))
+    assert settled(text, slugs=(slug, "DDA501")) == text
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_rule_is_complete(rule):
     """A rule whose page, file name or examples are missing would leave `explain` and the README empty."""
-    assert re.fullmatch(r"DDA[12349]\d\d", rule.code)
+    assert re.fullmatch(r"DDA[123459]\d\d", rule.code)
     assert Path(inspect.getfile(type(rule))).stem == rule.slug.replace("-", "_")
     assert len(rule.page.split()) > 30
     parts = [line.partition(": ")[0] for line in rule.page.splitlines() if re.match(r"(On|Seen|Fix): \S", line)]

@@ -126,7 +126,7 @@ def test_json_is_one_object_with_what_was_not_examined(repo):
     assert len(record["findings"]) == 5
     assert record["skipped"] == [{"path": "broken.py", "reason": "syntax", "detail": "line 1: invalid syntax"}]
     assert record["summary"] == {
-        "scanned": 2, "skipped": 0, "failed": 1, "findings": 5, "fixable": 3, "fixable_unsafe": 5,
+        "scanned": 2, "skipped": 0, "failed": 1, "findings": 5, "suppressed": 0, "fixable": 3, "fixable_unsafe": 5,
     }  # fmt: skip
 
 

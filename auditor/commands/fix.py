@@ -156,7 +156,8 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
     done = "fixed" if asked.writes else "would be fixed"
     names = ", ".join(entry.name for entry in plan.entries) or "none found"
     entries = f", {count(len(plan.entries), 'entry point')}: {names}" if asked.whole else ""
-    yield f"{len(fixed)} {done} in {count(len(plan.changes), 'file')}, {len(left)} left{entries}"
+    kept = f", {len(plan.suppressed)} suppressed by comments" if plan.suppressed else ""
+    yield f"{len(fixed)} {done} in {count(len(plan.changes), 'file')}, {len(left)} left{kept}{entries}"
     if not asked.unsafe and any(item.finding.applicability.value == "unsafe" for item in left):
         yield f"some of what is left has a fix that a person should read: {replace(asked, unsafe=True).command}"
     if placed:

@@ -47,6 +47,8 @@ class Plan:
     """Those that were looked for."""
     releases: Releases
     """The release of Transformers that the fixes are for."""
+    suppressed: tuple[Finding, ...] = ()
+    """Findings that a comment keeps: no fix of theirs was made."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -111,12 +113,13 @@ def _plan(
     transformers: str,
 ) -> Plan:
     skipped: tuple[Skipped, ...] = tree.skipped
+    suppressed: tuple[Finding, ...] = ()
     releases = choose(tree.root, transformers)
 
     def scan(sources: Mapping[str, SourceFile]) -> tuple[Finding, ...]:
-        nonlocal skipped
+        nonlocal skipped, suppressed
         result = scan_sources(sources, tree.skipped, names=only, select=select, ignore=ignore).on(releases)
-        skipped = result.skipped
+        skipped, suppressed = result.skipped, result.suppressed
         return result.findings
 
     locked = dict.fromkeys(links, "it is reached through a link")
@@ -127,7 +130,8 @@ def _plan(
         if source.text != tree.sources[path].text
     }
     entries = entries_of(settled.sources) if only is None else ()
-    return Plan(tree.root, settled, skipped, changes, entries, unsafe, select_rules(select, ignore), releases)
+    rules = select_rules(select, ignore)
+    return Plan(tree.root, settled, skipped, changes, entries, unsafe, rules, releases, suppressed)
 
 
 def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
@@ -144,6 +148,7 @@ def manifest(plan: Plan, files: Mapping[str, Mapping[str, str]]) -> bytes:
         "entries": [{"name": entry.name, **asdict(entry)} for entry in plan.entries],
         "fixed": [{**item.finding.to_json(), "how": item.how} for item in plan.settled.fixed],
         "left": [{**item.finding.to_json(), "reason": item.reason} for item in plan.settled.left],
+        "suppressed": [finding.to_json() for finding in plan.suppressed],
         "not_examined": [
             {"path": item.path, "reason": item.reason.value, "detail": item.detail} for item in plan.skipped
         ],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from ddaudit.auditor.fixing.concrete import Concrete, Node, Span, Unproven
+from ddaudit.auditor.suppressions import PART
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +31,7 @@ def faults(before: Concrete, edits: Collection[Edit], after: Concrete) -> dict[E
     `edits` made `after` from `before`. Raises Unproven where the trees differ beside the edits.
     """
     found: dict[Edit, str] = {}
+    rewritten: Counter[str] = Counter()
     taken_before: dict[Node, str] = {}
     taken_after: dict[Node, str] = {}
     shift = 0
@@ -37,7 +39,9 @@ def faults(before: Concrete, edits: Collection[Edit], after: Concrete) -> dict[E
         old = _stripped(before.source.text, edit.start, edit.end)
         new = _stripped(after.source.text, edit.start + shift, edit.start + shift + len(edit.replacement))
         shift += len(edit.replacement) - (edit.end - edit.start)
-        if lost := _comments(before, old) - _comments(after, new):
+        if (comment := _suppression(before, old)) and _is_comment(after, new):
+            rewritten[comment] += 1
+        elif lost := _comments(before, old) - _comments(after, new):
             found[edit] = f"it would drop the comment `{next(iter(lost))}`"
         elif (pair := _exchanged(before, old, after, new)) is None:
             found[edit] = "LibCST finds no whole expression or statements that the edit would replace by such"
@@ -46,7 +50,7 @@ def faults(before: Concrete, edits: Collection[Edit], after: Concrete) -> dict[E
                 # Only what has a counterpart leaves a mark: elsewhere there is nothing.
                 taken |= dict.fromkeys(nodes, "") | ({nodes[0]: "edit"} if all(pair) else {})
     if not found:
-        _compare(before, taken_before, after, taken_after)
+        _compare(before, taken_before, after, taken_after, rewritten)
     return found
 
 
@@ -72,12 +76,30 @@ def _exchanged(before: Concrete, old: Span, after: Concrete, new: Span) -> tuple
 
 
 def _compare(
-    before: Concrete, taken_before: Mapping[Node, str], after: Concrete, taken_after: Mapping[Node, str]
+    before: Concrete,
+    taken_before: Mapping[Node, str],
+    after: Concrete,
+    taken_after: Mapping[Node, str],
+    rewritten: Counter[str] | None = None,
 ) -> None:
     if list(before.frame(taken_before)) != list(after.frame(taken_after)):
         raise Unproven("code beside the edits would mean something else")
-    if lost := Counter(text for _, text in before.comments) - Counter(text for _, text in after.comments):
+    kept = Counter(text for _, text in before.comments) - (rewritten or Counter())
+    if lost := kept - Counter(text for _, text in after.comments):
         raise Unproven(f"the comment `{next(iter(lost))}` would be lost")
+
+
+def _suppression(file: Concrete, span: Span) -> str:
+    """The comment of which the stretch is a suppression: no others may be rewritten."""
+    at = bisect_left(file.comments, (span[0] + 1, "")) - 1
+    offset, text = file.comments[at] if at >= 0 else (-1, "")
+    is_part = offset >= 0 and offset <= span[0] < span[1] <= offset + len(text)
+    return text if is_part and PART.fullmatch(file.source.text[slice(*span)]) else ""
+
+
+def _is_comment(file: Concrete, span: Span) -> bool:
+    """Whether the stretch is empty or a suppression."""
+    return span[0] == span[1] or bool(_suppression(file, span))
 
 
 def _comments(file: Concrete, span: Span) -> Counter[str]:

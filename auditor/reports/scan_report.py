@@ -32,7 +32,7 @@ HAPPENS = {
     Severity.ERROR: "it raises on the target",
     Severity.SILENT: "it runs, and the result is wrong or the line has no effect",
     Severity.PORT: "it works for some loaders and model families only",
-    Severity.WARN: "it is deprecated and still works",
+    Severity.WARN: "it still works: deprecated, or a suppression to put right",
 }
 
 
@@ -49,7 +49,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 
 
 def json_lines(result: ScanResult) -> Iterator[str]:
-    for finding in result.findings:
+    """Every finding, those that a comment keeps too, which are marked `suppressed`."""
+    for finding in sorted((*result.findings, *result.suppressed), key=lambda finding: finding.sort_key):
         yield json.dumps(finding_json(finding))
 
 
@@ -57,6 +58,7 @@ def json_object(result: ScanResult) -> str:
     record: dict[str, Any] = {
         "version": tool_version(),
         "findings": [finding_json(finding) for finding in result.findings],
+        "suppressed": [finding_json(finding) for finding in result.suppressed],
         "skipped": [
             {"path": entry.path, "reason": entry.reason.value, "detail": entry.detail} for entry in result.skipped
         ],
@@ -77,6 +79,7 @@ def summary(result: ScanResult) -> dict[str, int]:
         "skipped": len(result.skipped) - len(result.failed),
         "failed": len(result.failed),
         "findings": len(result.findings),
+        "suppressed": len(result.suppressed),
         "fixable": len(result.fixable()),
         "fixable_unsafe": len(result.fixable(unsafe=True)),
     }
@@ -221,6 +224,8 @@ def summary_line(result: ScanResult) -> str:
     )
     if counts["findings"]:
         line += f"; {counts['fixable']} fixable with `fix`, {counts['fixable_unsafe']} with `fix --unsafe`"
+    if counts["suppressed"]:
+        line += f"; {counts['suppressed']} suppressed by comments"
     return line
 
 

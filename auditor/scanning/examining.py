@@ -13,6 +13,7 @@ from ddaudit.auditor.facts.repository import FileFacts, learn
 from ddaudit.auditor.rule import all_rules
 from ddaudit.auditor.sources.newer_syntax import newer_syntax
 from ddaudit.auditor.sources.source import Listed, Skipped, SkipReason, SourceFile, not_collecting, read_listed
+from ddaudit.auditor.suppressions import suppress, suppressions
 
 if TYPE_CHECKING:
     import ast
@@ -26,7 +27,7 @@ VERSION = ".".join(map(str, sys.version_info[:2]))
 
 @dataclass(frozen=True)
 class Examined:
-    """What was found, in no order, and what could not be examined."""
+    """What was found, in no order, what is suppressed marked so, and what could not be examined."""
 
     findings: tuple[Finding, ...]
     skipped: tuple[Skipped, ...]
@@ -115,4 +116,8 @@ def _visit(file: FileFacts, rules: Sequence[Rule]) -> list[Finding] | str:
                 return said(error)
             except Exception as error:
                 return f"a fault of {rule.code} {rule.slug}: {type(error).__name__}: {error}"
+    if comments := suppressions(file.source):
+        found, comments = suppress(found, comments)
+        run = frozenset(rule.code for rule in rules)
+        found += chain.from_iterable(rule.review(comments, run, file) for rule in rules)
     return found

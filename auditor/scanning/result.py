@@ -30,6 +30,8 @@ class ScanResult:
     """How far the lines are from one model, where that was asked."""
     releases: Releases | None = None
     """The release of Transformers that findings and fixes are for."""
+    suppressed: tuple[Finding, ...] = ()
+    """Findings that a comment keeps: they neither count nor are fixed."""
 
     @property
     def failed(self) -> tuple[Skipped, ...]:
@@ -43,7 +45,8 @@ class ScanResult:
     def on(self, releases: Releases) -> ScanResult:
         """The same for these releases: with the fixes that may be made for them."""
         found = tuple(on_release(finding, releases) for finding in self.findings)
-        return replace(self, findings=found, releases=releases)
+        kept = tuple(on_release(finding, releases) for finding in self.suppressed)
+        return replace(self, findings=found, suppressed=kept, releases=releases)
 
     @property
     def exit_code(self) -> int:

@@ -83,6 +83,7 @@ class ResultCache:
     def store(self, key: str, result: ScanResult) -> None:
         record = {
             "findings": [asdict(finding) for finding in result.findings],
+            "suppressed": [asdict(finding) for finding in result.suppressed],
             "skipped": [asdict(entry) for entry in result.skipped],
             "num_scanned": result.num_scanned,
             "limits": list(result.limits),
@@ -151,6 +152,7 @@ def _result(record: dict[str, Any]) -> ScanResult:
         skipped=tuple(Skipped(**{**entry, "reason": SkipReason(entry["reason"])}) for entry in record["skipped"]),
         num_scanned=record["num_scanned"],
         limits=tuple(record["limits"]),
+        suppressed=tuple(_finding(finding) for finding in record["suppressed"]),
     )
 
 

@@ -123,13 +123,17 @@ class SourceFile:
         """Syntax tree to be read only: the last few texts are not parsed again. Raises as `parse` does."""
         return _parsed(self.text)
 
+    def tokens(self) -> Iterator[tokenize.TokenInfo]:
+        """Python's tokens, by the parser's lines; raises tokenize.TokenError or SyntaxError on the way."""
+        lines = (NEWLINE.sub("\n", self.line(n + 1)) for n in range(len(self.line_starts)))
+        return tokenize.generate_tokens(lambda: next(lines, ""))
+
     @cached_property
     def comments(self) -> list[int]:
         """Offsets of the comments' `#`, in order."""
-        lines = (NEWLINE.sub("\n", self.line(n + 1)) for n in range(len(self.line_starts)))
         found = []
         try:
-            for token in tokenize.generate_tokens(lambda: next(lines, "")):
+            for token in self.tokens():
                 if token.type == tokenize.COMMENT:
                     found.append(self.line_starts[token.start[0] - 1] + token.start[1])
         except (tokenize.TokenError, SyntaxError):
