@@ -101,6 +101,16 @@ def test_an_entry_that_changes_the_target_is_named_and_no_other_is_judged(end, t
     assert found["b_innocent"]["error"] == "not judged: `a_changes:generate` has changed the target"
 
 
+@pytest.mark.parametrize("drafter", ["scripted:0", "random"])
+def test_an_entry_that_takes_no_drafter_is_given_none(drafter, tmp_path):
+    """None is made either, so that none can fail."""
+    fork = write(tmp_path / "fork", a=("", "return ids"))
+    (fork / "a.py").write_text((fork / "a.py").read_text().replace("draft_model, ", "").replace("drafter, ", ""))
+    code, output, found = run(fork, "--drafter", drafter)
+    assert (code, found["a"]["verdict"]) == (0, "identical"), output
+    assert "drafter   none: no entry takes one" in output
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_what_was_done_is_kept_when_a_run_is_ended(number, tmp_path):
     """Whatever the fork makes of the signals. An entry that has not seen every prompt is an error."""
@@ -111,6 +121,8 @@ def test_what_was_done_is_kept_when_a_run_is_ended(number, tmp_path):
     process = subprocess.Popen(
         [*command, "--entry", "a:generate", "--entry", "b:generate"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell's background job ignores it, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert any("prompt 1 of 2: b:" in line for line in process.stderr)
     time.sleep(0.5)

@@ -345,3 +345,10 @@ def test_a_name_that_the_hub_does_not_know_is_refused(hub):
     with pytest.raises(RunError, match="no folder here, and the hub has no such model"):
         load("models/qwen")
     assert calls == [("asked", "models/qwen")]
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("tiny-hybird", "tiny-hybrid"), ("Tiny-Traind", "tiny-trained")])
+def test_a_misspelt_model_is_told_the_name_that_is_nearest(typed, meant):
+    with pytest.raises(RunError) as error:
+        load_profile(typed)
+    assert error.value.remedy.startswith(f"did you mean `{meant}`? ")

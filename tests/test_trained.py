@@ -175,6 +175,15 @@ def test_the_drafter_goes_into_the_repositorys_class_or_takes_its_place(target) 
         assert torch.equal(other(block, taps, positions, is_causal=False), expected)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.5])
+def test_its_target_can_be_scripted_at_any_chance(target, p: float) -> None:
+    """Rows of rare tokens nearly repeat others: where a wrong token cannot stand clear of them, another is drawn."""
+    ids = target.tokenizer.encode(read_held_out()[0].text)[:300]
+    drafter = make_drafter(f"scripted:{p}", plan_drafts(f"scripted:{p}", target, None), None, target, seed=0)
+    drafter.follow(100, ids[100:])
+    assert drafter.num_misordered == 0
+
+
 def test_it_drafts_for_its_own_target_alone() -> None:
     config = SimpleNamespace(hidden_size=256, vocab_size=2049, get_text_config=lambda **_: config)
     stranger = Target(SimpleNamespace(config=config), None, "another target", True, "")

@@ -47,7 +47,7 @@ def format_run(record: RunRecord) -> str:
         lines.append(f"forwards  {_describe_execution(record)}")
         lines += textwrap.wrap("; ".join(record.replay_warnings), _WIDTH, initial_indent=" " * 10,
                                subsequent_indent=" " * 10)  # fmt: skip
-    lines += ["", *_table(_rows(record)), *_fastest(record), *format_profile(record)]
+    lines += ["", *_table(_rows(record)), *_counted_by(record), *_fastest(record), *format_profile(record)]
     for entry in [record.plain_replayed, *record.entries] if record.plain_replayed else record.entries:
         lines += _details(entry, record.nominal_acceptance)
     return "\n".join([*lines, "", _conclusion(record)]) + "\n"
@@ -72,7 +72,11 @@ def write_run(record: RunRecord, path: Path) -> None:
 
 def _conclusion(record: RunRecord) -> str:
     counts = {verdict: sum(entry.verdict == verdict for entry in record.entries) for verdict in VERDICTS}
-    parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    parts = [
+        f"{count} {verdict}" + ("s" if verdict == "error" and count > 1 else "")
+        for verdict, count in counts.items()
+        if count
+    ]
     if record.state_check and record.state_check.verdict in ("differ", "error"):
         parts.append("and the cache's state is not shown to be right, see above")
     elif record.entries and counts["identical"] == len(record.entries):
@@ -173,6 +177,19 @@ def _fastest(record: RunRecord) -> list[str]:
         text = f"no entry is faster than {base.name}; {best.name} comes nearest, at {ratio:.2f} of its speed"
     else:
         text = f"fastest: {best.name}, {ratio:.2f} times {base.name}"
+    return ["", *textwrap.wrap(text, _WIDTH)]
+
+
+def _counted_by(record: RunRecord) -> list[str]:
+    """Where some figures are an entry's own and some measured: two entries with the same rounds may differ in them."""
+    drafting = [entry for entry in record.entries if (entry.acceptance_length_mean or 1.0) != 1.0]
+    measured = [entry.name for entry in drafting if entry.acceptance_source == "measured"]
+    if not measured or len(measured) == len(drafting):
+        return []
+    text = (
+        f"accepted is each entry's own count, the whole last round included; {', '.join(measured)} returns none, and "
+        "what it returned is divided by its rounds"
+    )
     return ["", *textwrap.wrap(text, _WIDTH)]
 
 

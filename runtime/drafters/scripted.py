@@ -27,6 +27,8 @@ _REFINE_STEPS = 16
 _VIOLATORS_PER_STEP = 16
 _MARGIN = 0.5
 """Logits between the second token and every other one but the first."""
+_ATTEMPTS = 6
+"""Draws of a wrong token for a position: a trained head has tokens that no hidden state tells apart."""
 _CHUNK = 64
 """Positions whose logits over the whole vocabulary exist at a time."""
 
@@ -87,15 +89,10 @@ class ScriptedDrafter(nn.Module):
         script = (prompt_length, tuple(continuation))
         if script == self._script:
             return
-        wanted = [self._draw(prompt_length + i, token) for i, token in enumerate(continuation)]
-        self._start = prompt_length
-        self._drawn = [row.index(token) for row, token in zip(wanted, continuation, strict=True)]
-        with torch.no_grad():
-            self._hidden = self._solve(wanted)
-            self.num_misordered = self._count_misordered(continuation)
-        if self.num_misordered > 0.01 * len(wanted):
+        self._aim(prompt_length, continuation)
+        if self.num_misordered > max(1, 0.01 * len(continuation)):
             raise RunError(
-                f"the target's head cannot be scripted: {self.num_misordered} of {len(wanted)} positions "
+                f"the target's head cannot be scripted: {self.num_misordered} of {len(continuation)} positions "
                 "do not order the tokens as wanted",
                 "use `--drafter random` or a trained drafter",
             )
@@ -154,12 +151,29 @@ class ScriptedDrafter(nn.Module):
 
     def _script_next(self, start: int, continuation: Sequence[int]) -> None:
         assert self._text is not None
+        wanted = self._aim(start, continuation)
+        self._text.propose([row[0] for row in wanted])
+
+    @torch.no_grad()
+    def _aim(self, start: int, continuation: Sequence[int]) -> list[list[int]]:
+        """Hidden states for the tokens from `start` on; which tokens they order, as `_draw` gives them.
+
+        Where they do not, other wrong tokens are drawn for that position, the right one's rank as before.
+        """
         wanted = [self._draw(start + i, token) for i, token in enumerate(continuation)]
         self._start = start
         self._drawn = [row.index(token) for row, token in zip(wanted, continuation, strict=True)]
-        with torch.no_grad():
-            self._hidden = self._solve(wanted)
-        self._text.propose([row[0] for row in wanted])
+        self._hidden = self._solve(wanted, self._drawn)
+        for attempt in range(1, _ATTEMPTS + 1):
+            misordered = self._misordered(continuation)
+            self.num_misordered = len(misordered)
+            if not misordered or attempt == _ATTEMPTS:
+                break
+            for row in misordered:
+                wanted[row] = self._draw(start + row, continuation[row], attempt)
+            drawn = [self._drawn[row] for row in misordered]
+            self._hidden[misordered] = self._solve([wanted[row] for row in misordered], drawn)
+        return wanted
 
     def _remember(self, cache: Any, batch: int, length: int) -> None:
         """Grow the draft cache as a real drafter does, so that `get_seq_length` and `crop` see the same lengths."""
@@ -177,11 +191,16 @@ class ScriptedDrafter(nn.Module):
         logits: torch.Tensor = self._head[0](hidden)
         return logits
 
-    def _draw(self, position: int, right: int) -> list[int]:
-        """First and second token there, then tokens that must not come near: the right one, if it was drawn out."""
+    def _draw(self, position: int, right: int, attempt: int = 0) -> list[int]:
+        """First and second token there, then tokens that must not come near: the right one, if it was drawn out.
+
+        Another `attempt` gives other wrong tokens and leaves the right one where it is.
+        """
         rng = random.Random(f"{self.seed}/{position}")
         is_first, is_second = rng.random() < self.p, rng.random() < self.q
         vocabulary = self._head[0].weight.shape[0]
+        for _ in range(attempt):
+            rng.sample(range(vocabulary), 3)
         wrong = [token for token in rng.sample(range(vocabulary), 3) if token != right]
         if is_first:
             return [right, wrong[0]]
@@ -194,8 +213,9 @@ class ScriptedDrafter(nn.Module):
         low = max(math.log(second / rest), 3 * _MARGIN)
         return max(math.log(first / rest), low + _MARGIN), low
 
-    def _solve(self, wanted: Sequence[list[int]]) -> torch.Tensor:
-        """Smallest hidden states that give the wanted two tokens their logits `[N, H]`.
+    def _solve(self, wanted: Sequence[list[int]], drawn: Sequence[int]) -> torch.Tensor:
+        """Smallest hidden states that give the wanted two tokens their logits `[N, H]`; `drawn` are the right ones'
+        ranks.
 
         Any other token that comes too near the right one is pushed to 0 by one more equation, until none does.
         Rows are taken relative to their mean, which moves all logits alike: trained heads have a large common part.
@@ -214,19 +234,21 @@ class ScriptedDrafter(nn.Module):
                 gram = rows @ rows.T
                 gram.diagonal().add_(1e-6 * gram.diagonal().mean() + 1e-12)
                 hidden[row] = torch.linalg.solve(gram, levels) @ rows
-            open_rows = self._add_violators(hidden, tokens, open_rows)
+            open_rows = self._add_violators(hidden, tokens, drawn, open_rows)
             if not open_rows:
                 break
         return hidden.to(self.dtype)
 
-    def _add_violators(self, hidden: torch.Tensor, tokens: list[list[int]], rows: list[int]) -> list[int]:
+    def _add_violators(
+        self, hidden: torch.Tensor, tokens: list[list[int]], drawn_ranks: Sequence[int], rows: list[int]
+    ) -> list[int]:
         """Extend the token lists of positions where the right token is not clear of the others; their rows."""
         still_open = []
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             logits = self._logits(hidden[chunk].to(self.dtype)).float()
             for row, scores in zip(chunk, logits, strict=True):
-                drawn = self._drawn[row]
+                drawn = drawn_ranks[row]
                 lowest = scores[tokens[row][min(drawn, 1)]].item() - _MARGIN
                 if drawn > 1:
                     # Two tokens above the right one are enough; the others may be where they like.
@@ -242,18 +264,20 @@ class ScriptedDrafter(nn.Module):
                     still_open.append(row)
         return still_open
 
-    def _count_misordered(self, continuation: Sequence[int]) -> int:
+    def _misordered(self, continuation: Sequence[int]) -> list[int]:
         """Positions where the right token's rank under the target's own head is not the one that was drawn."""
-        count = 0
+        found = []
         for start in range(0, len(continuation), _CHUNK):
             logits = self._logits(self._hidden[start : start + _CHUNK]).float()
             right = logits.gather(1, torch.tensor(continuation[start : start + _CHUNK], device=logits.device)[:, None])
             above = (logits > right).sum(1).tolist()
             # A tie counts as above: a repository's own argmax may take either.
             level = (logits >= right).sum(1).tolist()
-            for drawn, low, high in zip(self._drawn[start:], above, level, strict=False):
-                count += low < 2 if drawn > 1 else (low, high) != (drawn, drawn + 1)
-        return count
+            for row, (low, high) in enumerate(zip(above, level, strict=True), start):
+                drawn = self._drawn[row]
+                if low < 2 if drawn > 1 else (low, high) != (drawn, drawn + 1):
+                    found.append(row)
+        return found
 
 
 class AccompaniedDrafter(ScriptedDrafter):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddaudit.runtime.errors import RunError
+from ddaudit.runtime.tiny import TINY
 
 # Targets whose facts the scan reads stand with the core, which needs no torch.
 _FOLDERS = (Path(__file__).parent / "profiles", Path(__file__).parents[2] / "auditor" / "profiles")
@@ -38,9 +40,12 @@ def has_profile(name: str) -> bool:
 
 def load_profile(name: str) -> Profile:
     if not has_profile(name):
+        known = sorted(_paths())
+        close = difflib.get_close_matches(name.lower(), [TINY, *known], n=1, cutoff=0.7)
+        hint = f"did you mean `{close[0]}`? " if close else ""
         raise RunError(
             f"`{name}` is no folder, no hub id (`owner/name`) and no built-in profile",
-            f"name a checkpoint's folder, a hub id, or one of the built-in profiles: {', '.join(sorted(_paths()))}",
+            f"{hint}name a folder, a hub id, `{TINY}`, or one of the built-in profiles: {', '.join(known)}",
         )
     return Profile(name=name, **json.loads(_paths()[name].read_text(encoding="utf-8")))
 

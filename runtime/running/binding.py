@@ -105,6 +105,18 @@ def bind(
     )
 
 
+def takes_drafter(function: Callable[..., Any], owner: type | None) -> bool:
+    """Whether an entry is given a drafter: in a parameter of its own or of its class, or as `self`."""
+    parameters = dict(inspect.signature(function).parameters)
+    hints = _type_hints(function)
+    if owner is not None and "self" in parameters:
+        if _is_drafter(owner):
+            return True
+        parameters |= _constructor_parameters(owner)
+        hints |= _constructor_hints(owner)
+    return "drafter" in _model_roles(parameters, hints).values()
+
+
 def drafter_class(function: Callable[..., Any], owner: type | None) -> type | None:
     """The repository's own drafter class, from the method's class or the annotation of the drafter parameter."""
     parameters = dict(inspect.signature(function).parameters)

@@ -30,7 +30,13 @@ from ddaudit.runtime.errors import RunError, describe
 from ddaudit.runtime.models.loading import Target, choose_device, load_target
 from ddaudit.runtime.running.arguments import expand, parse_argument
 from ddaudit.runtime.running.attempt import run_prompt, sample_prompt
-from ddaudit.runtime.running.binding import Offer, drafter_class, parameter_names, sampling_temperature
+from ddaudit.runtime.running.binding import (
+    Offer,
+    drafter_class,
+    parameter_names,
+    sampling_temperature,
+    takes_drafter,
+)
 from ddaudit.runtime.running.containing import closed_off, settings_kept, signals_kept
 from ddaudit.runtime.running.importing import isolated_imports, lies_under, load_function
 from ddaudit.runtime.running.profiling import measure_floor
@@ -158,11 +164,7 @@ class _SoFar:
             device=torch.cuda.get_device_name(self.device) if is_cuda else "cpu",
             dtype=str(target.model.dtype).removeprefix("torch.") if target else "",
             model=target.description if target else "not loaded: no entry imports",
-            drafter=(
-                describe_bundled(trial.drafter for trial in self.trials)
-                if options.drafter == TINY
-                else describe_drafter(options.drafter, options.temperature)
-            ),
+            drafter=self._drafter(),
             seed=options.seed,
             max_new_tokens=options.max_new_tokens,
             prompt_lengths=tuple(len(prompt.ids) for prompt in self.prompts),
@@ -179,6 +181,13 @@ class _SoFar:
             nominal_acceptance=self.nominal_acceptance,
             floor=self.floor,
         )
+
+    def _drafter(self) -> str:
+        if self.trials and not any(trial.imported.takes_drafter for trial in self.trials):
+            return "none: no entry takes one"
+        if self.options.drafter == TINY:
+            return describe_bundled(trial.drafter for trial in self.trials)
+        return describe_drafter(self.options.drafter, self.options.temperature)
 
 
 def _run(
@@ -299,7 +308,8 @@ def _import_entries(entries: Sequence[Entry], folder: Path) -> dict[Entry, Impor
         try:
             function, owner = load_function(folder, entry.module, entry.qualname, modules)
             own_class = drafter_class(function, owner)
-            found[entry] = Imported(entry, function, owner, own_class, parameter_names(function, owner))
+            names = parameter_names(function, owner)
+            found[entry] = Imported(entry, function, owner, own_class, takes_drafter(function, owner), names)
         except Exception as error:
             # Not known what it takes: any `--arg` may have been meant for it.
             names = tuple(parameter.name for parameter in entry.parameters) or ("**",)
@@ -316,6 +326,8 @@ def _make_drafters(trials: Sequence[Trial], folder: Path, options: RunOptions, p
     for trial in trials:
         own_class = trial.imported.own_class
         try:
+            if not trial.imported.takes_drafter:
+                continue
             if trial.is_alive and own_class not in made:
                 made[own_class] = make_drafter(options.drafter, plan, own_class, target, options.seed)
             trial.drafter = made.get(own_class)

@@ -34,6 +34,7 @@ class Imported:
     owner: type | None = None
     own_class: type | None = None
     """The repository's drafter class that the entry takes."""
+    takes_drafter: bool = True
     parameters: tuple[str, ...] = ()
     failure: tuple[str, str] = ("", "")
 
@@ -121,6 +122,11 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str]:
         return text, "the entry ends the program itself: name a function that generates, not a script's `main`"
     if isinstance(error, NotImplementedError) and RUNTIME in Path(stack[-1].filename).parents:
         return text, "no fix changes that: take a target of other layer kinds; the README's limits name the exact ones"
+    if (folder / "ddaudit.json").is_file():
+        return (
+            text,
+            "if it was not given a wrong argument: `ddaudit scan` names what is left to mend by hand in the fork",
+        )
     return text, "`ddaudit scan` names the places that break on this architecture, `ddaudit fix` mends them"
 
 
@@ -130,7 +136,8 @@ def finish(trial: Trial, num_prompts: int) -> EntryRecord:
     error, remedy = trial.failure
     sampling = trial.samples.test() if trial.samples and trial.is_alive else None
     if trial.is_alive and trial.num_prompts < max(1, num_prompts):
-        error = f"the run ended after {trial.num_prompts} of {num_prompts} prompts"
+        of = f"after {trial.num_prompts} of {num_prompts} prompts" if num_prompts else "before the first prompt"
+        error = f"the run ended {of}"
     verdicts = [verdict.verdict for verdict in trial.verdicts] + ([sampling.verdict] if sampling else [])
     figures = trial.figures
     return EntryRecord(
