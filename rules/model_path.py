@@ -236,6 +236,7 @@ def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) 
     text, argument = file.operand(root), file.argument(root)
     imports: tuple[Import, ...] = ()
     applicability = Applicability.SAFE
+    reason = "the accessor returns the same module on the families whose path this is"
     if node.attr in EMBEDDING_NAMES:
         replacement = f"{text}.get_input_embeddings()"
     elif node.attr == "layers":
@@ -250,9 +251,9 @@ def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) 
     else:
         replacement = f"{text}.get_decoder()"
         applicability = Applicability.UNSAFE
+        reason = "where a model has several towers, the path may be all of them; the accessor gives the text decoder alone"
     if not file.is_read(node):
         return replacement, "the path is assigned to, and a call cannot be"
     if file.holds(root, Kind.MODEL, Kind.BACKBONE) is None:
         return replacement, "the model that the path starts from is not known"
-    reason = "the accessor returns the same module on the families whose path this is"
     return replacement, Fix((file.edit(node, replacement),), applicability, reason, imports)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddaudit.auditor.cli import main
-from ddaudit.auditor.engine import scan_sources
+from ddaudit.auditor.engine import scan, scan_sources
 from ddaudit.auditor.finding import Confidence
 from ddaudit.auditor.sources.source import SourceFile
 
@@ -125,6 +125,19 @@ def test_text_shows_the_evidence_and_the_fix_below_its_finding(repository) -> No
         "           fix: safe, the accessor returns the same module on the families whose path this is",
     ]
     assert [line for line in why if line not in plain] == why[2:4]
+
+
+def test_an_unsafe_fix_does_not_give_the_reason_of_the_safe_one(repository) -> None:
+    """What the decoder as a whole is differs between families; what its parts are does not."""
+    (repository / "main.py").write_text(
+        "from transformers import PreTrainedModel\n\ndef parts(model: PreTrainedModel, ids):\n"
+        "    return model.model(ids), model.model.layers\n"
+    )
+    whole, layers = scan((repository / "main.py",), select=("model-path",)).findings
+    assert whole.fix is not None and layers.fix is not None
+    assert (whole.fix.applicability.value, layers.fix.applicability.value) == ("unsafe", "safe")
+    assert "several towers" in whole.fix.reason
+    assert "the same module" in layers.fix.reason
 
 
 def test_a_silence_is_explained(repository) -> None:
