@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.finding import Finding
 
 CLAIM = Claim(Ask.BARE_CACHE)
+CROPPED = Named(ast.Attribute, frozenset({"crop"}))
 LAYERS = Named(ast.Attribute, frozenset({"layers"}))
 # The release from which `DynamicCache` takes a config.
 WITH_CONFIG = "4.56"
@@ -126,6 +127,51 @@ class BareCache(Rule):
                 return out
             """,
         ),
+        Bad(
+            """
+            from ddaudit.runtime import crop_cache
+            from transformers import DynamicCache, PreTrainedModel
+
+            def verify(target: PreTrainedModel, block, start):
+                cache = DynamicCache()
+                out = target(block, cache=cache)
+                crop_cache(out.cache, start)
+                return out
+            """,
+            """
+            from ddaudit.runtime import crop_cache, make_cache
+            from transformers import PreTrainedModel
+
+            def verify(target: PreTrainedModel, block, start):
+                cache = make_cache(target)
+                out = target(block, cache=cache)
+                crop_cache(out.cache, start)
+                return out
+            """,
+        ),
+        Bad(
+            """
+            from transformers import DynamicCache, PreTrainedModel
+
+            def verify(target: PreTrainedModel, block, state):
+                cache = DynamicCache()
+                out = target(block, cache=cache)
+                state["cache"] = cache
+                state["cache"].crop(-1)
+                return out
+            """,
+            """
+            from transformers import PreTrainedModel
+            from ddaudit.runtime import make_cache
+
+            def verify(target: PreTrainedModel, block, state):
+                cache = make_cache(target)
+                out = target(block, cache=cache)
+                state["cache"] = cache
+                state["cache"].crop(-1)
+                return out
+            """,
+        ),
         Bad("""
             from transformers import DynamicCache
 
@@ -174,8 +220,13 @@ def _fix(call: ast.Call, cache: Value, file: FileFacts) -> Fix | str:
     if call.keywords:
         return "the cache is made with other arguments"
     use = file.cache_use(cache)
-    if not use.goes_back and not use.is_tree_masked:
+    if not (use.goes_back or use.is_tree_masked or _crops_something(file)):
         edit = file.edit(call, f"{file.text(call.func)}(config={model}.config)")
         reason = "the config gives each layer the kind the model asks for; the same layers on full attention"
         return Fix((edit,), Applicability.SAFE, reason, since=WITH_CONFIG)
     return make_cache_fix(call, cache, model, file)
+
+
+def _crops_something(file: FileFacts) -> bool:
+    """Whether the file cuts back what nobody knows: it may be any cache."""
+    return any(isinstance(node, ast.Attribute) and not file.values(node.value) for node in file.file.of(CROPPED))

@@ -48,6 +48,15 @@ class DeprecatedKeyword(Rule):
     markers = ("past_key_value", "torch_dtype", "cache_position", "tokenizer=", ".tokenizer")
     EXAMPLES = (
         Good("""
+            from transformers import PreTrainedModel
+
+            def take(model: PreTrainedModel, ids):
+                record = dict(model(ids))
+                if "cache" in record:
+                    record["past_key_values"] = record.pop("cache")
+                return record["past_key_values"]
+        """),
+        Good("""
             from transformers import AutoModelForCausalLM
 
             def load(name, dtype):
@@ -284,6 +293,28 @@ def _end(node: ast.AST, file: FileFacts) -> int:
 def _output_as_dict(record: ast.expr, file: FileFacts) -> Value | None:
     """The output of a model that a name is a plain dict of."""
     match file.made_from(record):
-        case ast.Call(func=ast.Name(id="dict"), args=[output]):
+        case ast.Call(func=ast.Name(id="dict"), args=[output], keywords=[]) if not _is_written_to(record, file):
             return file.holds(output, Kind.OUTPUT)
     return None
+
+
+def _is_written_to(record: ast.expr, file: FileFacts) -> bool:
+    """Whether a dict of that name is given one of the two keys, or asked for it, so that either may be in it."""
+    name = file.text(record)
+    for node in file.file.of(ast.Subscript, ast.Compare, ast.Call):
+        match node:
+            case ast.Subscript(value=ast.Name(id=owner), slice=key, ctx=ast.Store() | ast.Del()) if owner == name:
+                keys = [key]
+            case ast.Compare(left=key, ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=owner)]) if owner == name:
+                keys = [key]
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr="update")) if owner == name:
+                return True
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get" | "setdefault"), args=[key, *_]
+            ) if owner == name:
+                keys = [key]
+            case _:
+                continue
+        if any(not isinstance(key, ast.Constant) or key.value in ("past_key_values", "cache") for key in keys):
+            return True
+    return False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddaudit.auditor.facts.scopes import File, Scope
 
 STORED = Named(ast.Attribute, frozenset({"keys", "values"}))
-CROPS = Named(ast.Call, frozenset({"crop"}))
+CROPS = Named(ast.Attribute, frozenset({"crop"}))
 GOING_BACK = frozenset({"ddaudit.runtime.crop_cache", "ddaudit.runtime.keep_in_cache"})
 
 
@@ -47,6 +47,8 @@ class CacheUse:
     """Keys or values of its layers are moved, other than by a compaction that is understood."""
     is_tree_masked: bool = False
     """A model verifies with it under a mask of four dimensions."""
+    outputs: set[str] = field(default_factory=set)
+    """Origins of what the models that took it returned: the cache read off an output is this one."""
 
 
 def cache_uses(flow: Flow) -> dict[str, CacheUse]:
@@ -55,13 +57,17 @@ def cache_uses(flow: Flow) -> dict[str, CacheUse]:
     for file in flow.files.values():
         with flow.reading(file):
             _note_file(file, flow, uses)
+    for use in list(uses.values()):
+        use.goes_back |= any(uses[output].goes_back for output in use.outputs if output in uses)
     return uses
 
 
 def _note_file(file: File, flow: Flow, uses: dict[str, CacheUse]) -> None:
-    for call in file.of(CROPS):
-        assert isinstance(call, ast.Call)
-        _note_crop(call, file.scope_of(call), flow, uses)
+    for node in file.of(CROPS):
+        # Called there or later: `back = cache.crop`.
+        assert isinstance(node, ast.Attribute)
+        for use in _caches(node.value, file.scope_of(node), flow, uses):
+            use.goes_back = True
     # Whatever they are called here: `from ddaudit.runtime import crop_cache as crop`.
     for call in file.calls if "ddaudit" in flow.packages else ():
         _note_going_back(call, file.scope_of(call), flow, uses)
@@ -93,13 +99,6 @@ def _caches(expr: ast.expr, scope: Scope, flow: Flow, uses: dict[str, CacheUse])
     return [uses[value.origin] for value in flow.values(expr, scope) if value.kind is Kind.CACHE]
 
 
-def _note_crop(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
-    match call:
-        case ast.Call(func=ast.Attribute(value=receiver), args=[_]):
-            for use in _caches(receiver, scope, flow, uses):
-                use.goes_back = True
-
-
 def _note_going_back(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUse]) -> None:
     match call:
         case ast.Call(func=ast.Name() | ast.Attribute() as function, args=[first, _, *_]):
@@ -126,4 +125,5 @@ def _note_call(call: ast.Call, scope: Scope, flow: Flow, uses: dict[str, CacheUs
                     use.owners.append(Use(call, callee, scope, owner))
                 elif model is not None:
                     use.models.append(Use(call, callee, scope, model))
+                    use.outputs |= {value.origin for value in flow.values(call, scope) if value.kind is Kind.OUTPUT}
                     use.is_tree_masked |= masked
