@@ -251,7 +251,7 @@ def _fix(node: ast.Attribute, root: ast.expr, path: list[str], file: FileFacts) 
     else:
         replacement = f"{text}.get_decoder()"
         applicability = Applicability.UNSAFE
-        reason = "where a model has several towers, the path may be all of them; the accessor gives the text decoder alone"
+        reason = "of a model with several towers the path may be all of them, and the accessor gives the text decoder"
     if not file.is_read(node):
         return replacement, "the path is assigned to, and a call cannot be"
     if file.holds(root, Kind.MODEL, Kind.BACKBONE) is None:
