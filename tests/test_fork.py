@@ -177,6 +177,30 @@ def test_what_cannot_be_read_or_parsed_is_copied_and_reported(source: Path, tmp_
     assert (tmp_path / "fork" / "latin.py").read_bytes() == b"x = '\xe9'\n"
 
 
+def test_a_file_that_is_not_copied_is_not_said_to_be(source: Path, tmp_path: Path) -> None:
+    os.mkfifo(source / "pipe.py")
+    (source / "broken.py").write_bytes(b"def f(:\n")
+    (source / ".hypothesis").mkdir()
+    (source / ".hypothesis" / "latin.py").write_bytes(b"x = '\xe9'\n")
+    code, out, err = fix(source, "-o", tmp_path / "fork")
+    assert code == 2
+    said = {path: [line for line in err.splitlines() if path in line] for path in ("pipe.py", "broken.py", "latin.py")}
+    assert {path: len(lines) for path, lines in said.items()} == dict.fromkeys(said, 1), err
+    assert said["pipe.py"] == ["not examined, not copied: pipe.py: unreadable (it is no regular file)"]
+    assert said["broken.py"][0].startswith("not examined, copied as it is: broken.py: syntax")
+    # A cache of a tool is no part of a fork.
+    assert said["latin.py"][0].startswith("not examined, not copied: .hypothesis/latin.py: encoding")
+    assert "next: ddaudit run" in out
+
+
+def test_a_fork_without_a_python_file_is_not_one_to_run(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    os.mkfifo(tmp_path / "repo" / "pipe.py")
+    code, out, _ = fix(tmp_path / "repo", "-o", tmp_path / "fork")
+    assert code == 2
+    assert "fork: " in out and "next:" not in out
+
+
 # Again
 
 

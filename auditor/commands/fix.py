@@ -167,8 +167,9 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
         needs = any(each.exists_since == RUNTIME_SINCE for item in fixed if (each := item.finding.fix))
         if needs and plan.releases.is_assumed and plan.releases.requirement:
             yield f"it runs on Transformers {RUNTIME_SINCE} or later: lift {plan.releases.requirement}"
-        entry = "" if plan.entries else " --entry MODULE:FUNCTION"
-        yield f"next: ddaudit run {shlex.quote(_shown(placed.target))}{entry}"
+        if any(map(placed.has, plan.settled.sources)):
+            entry = "" if plan.entries else " --entry MODULE:FUNCTION"
+            yield f"next: ddaudit run {shlex.quote(_shown(placed.target))}{entry}"
     elif plan.changes and not asked.writes:
         in_place = asked.in_place or not asked.whole
         yield f"next: {replace(asked, diff=False, check=False, in_place=in_place).command}"
@@ -233,13 +234,16 @@ def _problems(plan: Plan, placed: Placed | None, whole: bool) -> Iterator[str]:
         # What is left out by choice was named, if files were.
         if item.is_failure or not whole:
             detail = f" ({item.detail})" if item.detail else ""
-            fate = ", copied as it is" if placed else ""
+            fate = f", {'copied as it is' if placed.has(item.path) else 'not copied'}" if placed else ""
             yield f"not examined{fate}: {shown(item.path)}: {item.reason.value}{detail}"
     for path, reason in plan.settled.errors.items():
         yield f"error: {shown(path)} was left as it was: {reason}"
     for path in sorted(plan.settled.parser_only):
         yield f"verified by parser only: {shown(path)}: this Python could not compile it before either"
+    said = {item.path for item in plan.skipped if item.is_failure}
     for path, reason in (placed.not_copied if placed else {}).items():
+        if path in said:
+            continue
         yield f"not copied: {shown(path)}: {reason}"
 
 

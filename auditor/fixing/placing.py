@@ -35,6 +35,10 @@ class Placed:
     kept_as: Path | None = None
     """Where the fork before lies that had been changed by hand."""
 
+    def has(self, path: str) -> bool:
+        """Whether something of that path is in the fork."""
+        return os.path.lexists(self.target / path)
+
 
 def check_target(source: Path, target: Path) -> None:
     """Raise ValueError, with the remedy, where a fork of `source` may not be written to `target`."""
