@@ -143,6 +143,8 @@ class Finding:
     """What came of trying it, where it was tried."""
     since: str = ""
     """The release of Transformers from which the line fails so; empty for every one known: a model is to blame."""
+    gone_in: str = ""
+    """The release of Transformers on which a line that still works fails; empty where none is named."""
     suppressed: str | None = None
     """The reason that a comment gives for keeping it, empty where it gives none; None where no comment does."""
 

@@ -100,9 +100,11 @@ class Rule(ABC):
         message: str = "",
         claim: Claim | None = None,
         since: str | None = None,
+        gone_in: str = "",
         **fields: str,
     ) -> Finding:
-        """A finding at `node`. `fix` is the fix, or why there is none; `claim` is what the line asks of a model.
+        """A finding at `node`. `fix` is the fix, or why there is none; `claim` is what the line asks of a model. What
+        still works, and fails from a release on, has that as `gone_in`.
 
         Severity and message are those of the default target; where there is a claim, profiles have their say.
 
@@ -139,6 +141,7 @@ class Rule(ABC):
             no_fix_reason="" if isinstance(fix, Fix) else fix,
             claim=claim,
             since=self.since if since is None else since,
+            gone_in=gone_in,
         )
 
 

@@ -1,6 +1,7 @@
 """Arguments and fields that Transformers has renamed or no longer reads.
 
-`past_key_values=` is called `cache=` from 5.24, in calls and on outputs; the old name works until 5.40.
+`past_key_values=` is called `cache=` from 5.24, in calls and on outputs; the old name works until 5.40,
+and is an error where that release or a later one is named.
 `torch_dtype=` is `dtype=` since 4.56. What still works is renamed only where the code is for no release without the new
 name, as `--transformers` or the repository's own metadata say. `cache_position=` is accepted and ignored from 5.0: the
 cache itself decides where tokens go. `Trainer(tokenizer=…)` is `processing_class=` since 4.46, and the old name raises
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 STORED = "it is assigned to"
 RENAMED = "the same under its new name"
+GONE = "5.40"
+"""The release that no longer knows `past_key_values`, as the deprecation warning of 5.24 names it."""
 
 KEYWORDS = frozenset({"past_key_values", "past_key_value", "cache_position", "torch_dtype", "tokenizer"})
 
@@ -195,11 +198,11 @@ class DeprecatedKeyword(Rule):
     def _field(self, node: ast.Attribute, file: FileFacts) -> Iterator[Finding]:
         base, name = node.value, node.attr
         if name == "past_key_values" and (output := file.holds(base, Kind.OUTPUT)) is not None:
-            until = " (gone in Transformers 5.40)"
+            until = f" (gone in Transformers {GONE})"
             fix = _rename(_end(node, file) - len(name), name, "cache", "5.24") if file.is_read(node) else STORED
             yield self.report(
                 file, node, output, fix=fix, since="5.24", claim=Claim(Ask.OUTPUT_FIELD, name),
-                old=".past_key_values", new=".cache", until=until,
+                old=".past_key_values", new=".cache", until=until, gone_in=GONE,
             )  # fmt: skip
         elif name == "torch_dtype" and (config := file.holds(base, Kind.CONFIG)) is not None:
             reason = "the model's own dtype may be meant"
@@ -247,11 +250,11 @@ class DeprecatedKeyword(Rule):
             return self.report(
                 file, keyword, called, severity=Severity.SILENT, message=message, fix=reason, claim=claim, since="5.0"
             )
-        until = " (from 5.24; the old name goes in 5.40)"
+        until = f" (from 5.24; the old name goes in {GONE})"
         claim = Claim(Ask.KEYWORD, "past_key_values")
         return self.report(
             file, keyword, called, claim=claim, since="5.24", old="past_key_values=", new="cache=", until=until,
-            fix=_rename(file.offsets(keyword)[0], "past_key_values", "cache", "5.24"),
+            fix=_rename(file.offsets(keyword)[0], "past_key_values", "cache", "5.24"), gone_in=GONE,
         )  # fmt: skip
 
     def _loader(self, call: ast.Call, keyword: ast.keyword, file: FileFacts) -> Iterator[Finding]:

@@ -157,6 +157,8 @@ def choice(monkeypatch, tmp_path, *, installed: str = "", requirement: str = "",
         ({"requirement": "==4.57.1", "installed": "5.17.0"}, RELEASE, "the newest known; the code is for"),
         ({"requirement": ">=4.56,<5.3"}, RELEASE, "the newest known; the code is for"),
         ({"installed": "5.20.0"}, "5.20.0", "installed"),
+        ({"installed": "5.30.0"}, "5.30.0", f"installed; the newest that the rules know is {RELEASE}"),
+        ({"requirement": "==5.30"}, "5.30", f"; the newest that the rules know is {RELEASE}"),
         ({"installed": "4.57.1"}, RELEASE, "4.57.1 is installed, on which no fork runs"),
         ({}, RELEASE, "nothing names one"),
     ],
@@ -264,6 +266,36 @@ def test_a_named_release_lets_its_renames_through(repository) -> None:
     assert '+model = AutoModelForCausalLM.from_pretrained("name", dtype=torch.bfloat16)\n' in shown.stdout
     assert "Transformers 5.24, by --transformers\n" in shown.stderr
     assert "next: ddaudit fix --transformers=5.24 " in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "severity", "beyond"),
+    [("5.24", "warn", False), ("5.39", "warn", True), ("5.40", "error", True), ("6.0", "error", True)],
+)
+def test_a_name_that_is_gone_is_an_error(asked: str, severity: str, beyond: bool, repository) -> None:
+    (repository / "b.py").write_text(
+        "from transformers import PreTrainedModel\n\ndef step(model: PreTrainedModel, ids, cache):\n"
+        "    return model(ids, past_key_values=cache).past_key_values\n"
+    )
+    shown = CliRunner().invoke(main, ["scan", str(repository / "b.py"), "--transformers", asked]).output
+    rows = [line.split() for line in shown.splitlines() if "DDA403 deprecated-keyword" in line and "here" not in line]
+    assert [row[3:5] for row in rows] == [[severity, "[fix]"]] * 2, shown
+    assert ("still works" in shown) == (severity == "warn")
+    said = f"Transformers {asked}, by --transformers"
+    assert (f"{said}; the newest that the rules know is {RELEASE}\n" if beyond else f"{said}\n") in shown
+
+
+def test_what_goes_later_is_not_refuted_by_the_release_that_is_installed(repository) -> None:
+    from ddaudit.auditor.claim import Answer, Ask, Claim, Outcome
+    from ddaudit.auditor.targets.verifying import verified
+
+    claim = Claim(Ask.KEYWORD, "past_key_values")
+    works = {claim: {"Tiny": Answer(Outcome.WORKS, "it takes it")}}
+    gone = on_release(replace(finding(Severity.WARN), claim=claim, gone_in="5.40"), choose(repository, "5.40"))
+    assert gone.severity is Severity.ERROR
+    assert [verified(each, works).verified.status.value for each in (gone, replace(gone, gone_in=""))] == [
+        "confirmed", "refuted",
+    ]  # fmt: skip
 
 
 def test_an_old_release_named_keeps_the_runtime_out(repository) -> None:

@@ -62,8 +62,15 @@ def number(release: str) -> tuple[int, ...]:
 def choose(root: Path, asked: str = "") -> Releases:
     """By `--transformers`, else the repository's metadata, else what is installed, else the newest release known.
 
-    Raises ValueError where `asked` is no release.
+    Of a release beyond that `source` says so. Raises ValueError where `asked` is no release.
     """
+    chosen = _choose(root, asked)
+    if number(chosen.target)[:2] <= number(NEWEST)[:2]:
+        return chosen
+    return replace(chosen, source=f"{chosen.source}; the newest that the rules know is {NEWEST}")
+
+
+def _choose(root: Path, asked: str) -> Releases:
     requirement = read_requirement(root)
     if asked:
         if not re.fullmatch(r"v?\d+(\.\d+){0,2}\w*", asked):
@@ -137,11 +144,13 @@ def _admits(clause: str, release: tuple[int, ...]) -> bool:
 
 
 def on_release(finding: Finding, releases: Releases) -> Finding:
-    """The finding with the fix that may be made for these releases.
+    """The finding as it is on the target, with the fix that may be made for these releases.
 
     What fails on the target is rewritten where the replacement exists there. A line that still works there is
     rewritten, without a person looking, only where the code is for no release that lacks the replacement.
     """
+    if finding.severity is Severity.WARN and finding.gone_in and number(releases.target) >= number(finding.gone_in):
+        finding = replace(finding, severity=Severity.ERROR)
     fix = finding.fix
     if fix is None or not fix.exists_since:
         return finding
