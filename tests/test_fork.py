@@ -98,6 +98,7 @@ def test_a_fork_has_every_file_with_its_mode_and_the_source_is_untouched(source:
         if not path.startswith((".git", "__pycache__", "pkg/.pytest_cache", "env"))
     }
     expected["pkg/a.py"] = (expected["pkg/a.py"][0], AFTER)
+    expected["away"] = (expected["away"][0], "../../outside.txt")
     found = contents(tmp_path / "out" / "fork")
     assert set(found) - set(expected) == {MANIFEST, PATCH}
     assert {path: found[path] for path in expected} == expected
@@ -117,7 +118,8 @@ def test_the_manifest_says_what_was_done(source: Path, tmp_path: Path) -> None:
     assert {item["path"]: item["reason"] for item in record["not_examined"]}["broken.py"] == "syntax"
     changed = {path for path, entry in record["files"].items() if entry.get("before") != entry.get("after")}
     assert changed == {"pkg/a.py"}
-    assert record["files"]["away"] == {"link": "../outside.txt"}
+    assert record["files"]["away"] == {"link": "../outside.txt", "leaves": "rewritten to reach the same place"}
+    assert record["files"]["link.py"] == {"link": "pkg/a.py"}
     assert str(tmp_path) not in (tmp_path / "fork" / MANIFEST).read_text()
 
 
@@ -127,7 +129,10 @@ def test_one_source_gives_the_same_bytes_wherever_it_lies(source: Path, tmp_path
     source.rename(tmp_path / "elsewhere" / "repo")
     monkeypatch.chdir(tmp_path / "elsewhere")
     write_fork(plan_fix(Path("repo")), tmp_path / "other")
-    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+    one, other = contents(tmp_path / "one"), contents(tmp_path / "other")
+    # What it leads to has moved with the source; the manifest is the same all the same.
+    assert (one.pop("away")[1], other.pop("away")[1]) == ("../outside.txt", "../elsewhere/outside.txt")
+    assert one == other
 
 
 def test_with_nothing_to_fix_there_is_a_fork_all_the_same(tmp_path: Path) -> None:
@@ -175,6 +180,39 @@ def test_what_cannot_be_read_or_parsed_is_copied_and_reported(source: Path, tmp_
     assert (tmp_path / "fork" / "broken.py").read_bytes() == b"def f(:\n"
     assert os.readlink(tmp_path / "fork" / "usr") == "/usr"
     assert (tmp_path / "fork" / "latin.py").read_bytes() == b"x = '\xe9'\n"
+
+
+def test_a_link_out_of_the_repository_reaches_the_same_place(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "v1").mkdir(parents=True)
+    (tmp_path / "data" / "latest").symlink_to("v1")
+    (tmp_path / "outside.txt").write_text("outside")
+    out = {
+        "pkg/data": "../../data/latest", "up": "..", "gone": "../nowhere/at/all", "pkg/through": "loop/../outside.txt",
+        "pkg/script.py": "../../outside.txt",
+    }  # fmt: skip
+    copied = {"absolute": str(tmp_path / "data"), "by_another": "pkg/data/x", "here": "./pkg/../run.sh", "self": "self"}
+    back = {"pkg/back.py": ("../../repo/pkg/a.py", "a.py"), "whole": ("../repo", ".")}
+    for path, held in {**out, **copied, **{path: held for path, (held, _) in back.items()}}.items():
+        (source / path).symlink_to(held)
+    fork = tmp_path / "deep" / "er" / "fork"
+    _, printed, err = fix(source, "-o", fork)
+    for path, held in out.items():
+        assert os.path.realpath(fork / path) == os.path.realpath(source / path), path
+        assert f"link rewritten to reach the same place: {path} -> {os.readlink(fork / path)}\n" in printed
+        assert not os.path.isabs(os.readlink(fork / path)) and os.readlink(fork / path) != held
+    assert os.readlink(fork / "pkg" / "data").endswith("data/latest")
+    assert {path: os.readlink(fork / path) for path in copied} == copied
+    # What comes back into the repository is the fork's own.
+    assert {path: os.readlink(fork / path) for path in back} == {path: inside for path, (_, inside) in back.items()}
+    assert "not examined, a link to the same place: pkg/script.py: symlink" in err
+    assert printed.count("link rewritten") == len(out) + len(back) + len(["away"])
+    # Neither counts as worked in by hand, and both are the same to the byte.
+    assert "was there already" in fix(source, "-o", fork)[1]
+    (source / "new.py").write_text("x = 1\n")
+    assert "by hand" not in fix(source, "-o", fork)[1]
+    (fork / "away").unlink()
+    (source / "new.py").write_text("x = 2\n")
+    assert "by hand" in fix(source, "-o", fork)[1]
 
 
 def test_a_file_that_is_not_copied_is_not_said_to_be(source: Path, tmp_path: Path) -> None:
@@ -334,8 +372,8 @@ def test_killed_at_any_time_there_is_the_old_fork_or_the_new_one(source: Path, t
     subprocess.run(command, capture_output=True)
     states = [contents(tmp_path / "fork")]
     (source / "new.txt").write_text("new")
-    subprocess.run([*command[:-1], str(tmp_path / "reference" / "fork")], capture_output=True)
-    states.append(contents(tmp_path / "reference" / "fork"))
+    subprocess.run([*command[:-1], str(tmp_path / "reference")], capture_output=True)
+    states.append(contents(tmp_path / "reference"))
     assert states[0] != states[1]
     for delay in range(8):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

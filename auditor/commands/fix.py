@@ -162,6 +162,8 @@ def _report(plan: Plan, placed: Placed | None, asked: _Asked) -> Iterator[str]:
         yield f"some of what is left has a fix that a person should read: {replace(asked, unsafe=True).command}"
     if placed:
         yield f"fork: {_shown(placed.target)}" + ("" if placed.is_new else " (was there already, the same)")
+        for path, held in sorted(placed.links.items()):
+            yield f"link rewritten to reach the same place: {shown(path)} -> {shown(held)}"
         if placed.kept_as:
             yield f"the fork before had been changed by hand: it is kept as {_shown(placed.kept_as)}"
         needs = any(each.exists_since == RUNTIME_SINCE for item in fixed if (each := item.finding.fix))
@@ -234,7 +236,7 @@ def _problems(plan: Plan, placed: Placed | None, whole: bool) -> Iterator[str]:
         # What is left out by choice was named, if files were.
         if item.is_failure or not whole:
             detail = f" ({item.detail})" if item.detail else ""
-            fate = f", {'copied as it is' if placed.has(item.path) else 'not copied'}" if placed else ""
+            fate = f", {_fate(item.path, placed)}" if placed else ""
             yield f"not examined{fate}: {shown(item.path)}: {item.reason.value}{detail}"
     for path, reason in plan.settled.errors.items():
         yield f"error: {shown(path)} was left as it was: {reason}"
@@ -245,6 +247,13 @@ def _problems(plan: Plan, placed: Placed | None, whole: bool) -> Iterator[str]:
         if path in said:
             continue
         yield f"not copied: {shown(path)}: {reason}"
+
+
+def _fate(path: str, placed: Placed) -> str:
+    """What became of a file that was not examined."""
+    if path in placed.links:
+        return "a link to the same place"
+    return "copied as it is" if placed.has(path) else "not copied"
 
 
 def _shown(path: Path) -> str:

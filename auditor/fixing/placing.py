@@ -9,6 +9,7 @@ import shutil
 import stat
 import sys
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from ddaudit.auditor.fixing.fork import MANIFEST, PATCH, Plan, digest, digest_file, manifest, read_manifest
@@ -16,7 +17,6 @@ from ddaudit.auditor.sources.source import MACHINERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 CACHES = MACHINERY | {".hypothesis", ".nox", ".tox"}
 _RENAME_EXCHANGE = 2
@@ -32,6 +32,8 @@ class Placed:
     """False where the fork was there already, the same to the byte."""
     not_copied: dict[str, str]
     """Files of the source that are missing from the fork, and why."""
+    links: dict[str, str]
+    """What symbolic links hold in the fork that would have led elsewhere from there."""
     kept_as: Path | None = None
     """Where the fork before lies that had been changed by hand."""
 
@@ -69,13 +71,13 @@ def write_fork(plan: Plan, target: Path) -> Placed:
     built = work / target.name
     try:
         work.mkdir(mode=0o700)
-        not_copied = _build(plan, built)
+        not_copied, links = _build(plan, built, target)
         if target.is_dir() and _contents(target) == _contents(built):
-            return Placed(target, False, not_copied)
+            return Placed(target, False, not_copied, links)
         changed_by_hand = target.is_dir() and _is_changed(target)
         _put(built, target)
         kept_as = _keep(built, target) if changed_by_hand else None
-        return Placed(target, True, not_copied, kept_as)
+        return Placed(target, True, not_copied, links, kept_as)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -120,11 +122,15 @@ def _write(new: Path, data: bytes, like: Path) -> None:
     shutil.copymode(like, new)
 
 
-def _build(plan: Plan, folder: Path) -> dict[str, str]:
-    """Write every file of the source, changed or not, then patch and manifest. Returns what could not be copied."""
+def _build(plan: Plan, folder: Path, target: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Write every file of the source, changed or not, then patch and manifest, into `folder`, which becomes `target`.
+
+    Returns what could not be copied, and the links that hold another path than in the source.
+    """
     folder.mkdir()
     files: dict[str, dict[str, str]] = {}
     not_copied: dict[str, str] = {}
+    links: dict[str, str] = {}
     modes = [(folder, plan.root)]
     carried = not plan.changes and read_manifest(plan.root) is not None
     for path, entry in _walk(plan.root, not_copied):
@@ -132,8 +138,12 @@ def _build(plan: Plan, folder: Path) -> dict[str, str]:
             continue
         place = folder / path
         if entry.is_symlink():
-            place.symlink_to(os.readlink(entry))
             files[path] = {"link": os.readlink(entry)}
+            if _leaves(entry, plan.root):
+                links[path] = _from_fork(entry, plan.root, target)
+                # Where to depends on where the fork lies, and the manifest does not.
+                files[path] |= {"leaves": "rewritten to reach the same place"}
+            place.symlink_to(links.get(path, os.readlink(entry)))
         elif entry.is_dir():
             place.mkdir()
             modes.append((place, entry))
@@ -164,7 +174,35 @@ def _build(plan: Plan, folder: Path) -> dict[str, str]:
     # Last and innermost first: a folder that is read-only takes no more files.
     for place, original in reversed(modes):
         shutil.copymode(original, place)
-    return not_copied
+    return not_copied, links
+
+
+def _leaves(link: Path, root: Path) -> bool:
+    """Whether a relative link leads out of the repository by steps of its own, so that a copy would lead elsewhere."""
+    place = link.parent
+    held = os.readlink(link)
+    for part in () if os.path.isabs(held) else PurePath(held).parts:
+        place = place.parent if part == ".." else place / part
+        if place.is_symlink():
+            # That one is copied too, and from there the way is the same where it leads out.
+            place = Path(os.path.realpath(place))
+            if not place.is_relative_to(root):
+                return False
+        if not place.is_relative_to(root):
+            return True
+    return False
+
+
+def _from_fork(link: Path, root: Path, target: Path) -> str:
+    """What the link has to hold in the fork: the way to the same place, or to the fork's own copy of it."""
+    at = os.path.join(link.parent, os.readlink(link))
+    folder, name = os.path.split(at.rstrip("/"))
+    # A link at the end stays one: what it leads to may change.
+    aim = os.path.realpath(at) if name in ("", ".", "..") else os.path.join(os.path.realpath(folder), name)
+    home = target / link.parent.relative_to(root)
+    in_fork = os.path.relpath(aim, root)
+    inside = in_fork != ".." and not in_fork.startswith("../")
+    return os.path.relpath(target / in_fork if inside else aim, home)
 
 
 def _walk(root: Path, unread: dict[str, str]) -> Iterator[tuple[str, Path]]:
@@ -218,8 +256,12 @@ def _is_changed(fork: Path) -> bool:
     record = read_manifest(fork)
     if record is None:
         return False
-    recorded = {path: _recorded(entry) for path, entry in record["files"].items()}
-    found = {path: value for path, (_, value) in _contents(fork).items() if value and path not in (MANIFEST, PATCH)}
+    files = record["files"].items()
+    # What a link out of the repository holds depends on where the fork was written.
+    rewritten = {path for path, entry in files if "leaves" in entry and (fork / path).is_symlink()}
+    recorded = {path: _recorded(entry) for path, entry in files if path not in rewritten}
+    ours = {MANIFEST, PATCH, *rewritten}
+    found = {path: value for path, (_, value) in _contents(fork).items() if value and path not in ours}
     return found != recorded
 
 
