@@ -193,9 +193,15 @@ def _known(path: Path, line: int) -> Iterator[str]:
     from ddaudit.auditor.reports import scan_report
     from ddaudit.auditor.rule import all_rules
 
-    file = learn_about(path, {marker for rule in all_rules() for marker in rule.markers})
-    yield from scan_report.known_lines(f"{file.source.path}:{line}", list(known_at(file, line)), width())
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file and a line of it")
     result = scan((path,))
+    for entry in result.skipped:
+        raise ValueError(scan_report.skipped_line(entry))
+    file = learn_about(path, {marker for rule in all_rules() for marker in rule.markers})
+    if not 1 <= line <= file.source.num_lines:
+        raise ValueError(f"{path} has no line {line}: it has {file.source.num_lines}")
+    yield from scan_report.known_lines(f"{file.source.path}:{line}", list(known_at(file, line)), width())
     here = (*result.findings, *result.suppressed)
     found = [finding for finding in here if finding.span.line <= line <= finding.span.end_line]
     for finding in found:

@@ -153,6 +153,51 @@ def test_a_finding_is_explained(repository) -> None:
     assert shown.endswith("found: DDA201 model-path at model.model.layers\n")
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(b"def f(:\n", "syntax (line 1: "), (b"x = '\xe9'\n", "encoding (")],
+    ids=["syntax", "encoding"],
+)
+def test_what_is_not_examined_is_explained_as_a_scan_does(data: bytes, reason: str, repository) -> None:
+    (repository / "bad.py").write_bytes(data)
+    shown = CliRunner().invoke(main, ["explain", "bad.py:1"])
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    said = next(line for line in CliRunner().invoke(main, ["scan", "bad.py"]).output.splitlines() if reason in line)
+    assert shown.stderr == f"error: {said}\n"
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_line_past_the_end_is_an_error(end: str, repository) -> None:
+    (repository / "two.py").write_text(f"x = 1\ny = x{end}")
+    for line, code in ((0, 2), (1, 0), (2, 0), (3, 2), (9, 2)):
+        shown = CliRunner().invoke(main, ["explain", f"two.py:{line}"])
+        assert shown.exit_code == code, line
+        assert shown.stderr == (f"error: two.py has no line {line}: it has 2\n" if code else "")
+
+
+def test_what_an_expression_can_hold_is_said_once(repository) -> None:
+    (repository / "main.py").write_text(
+        "from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel\n\n"
+        "def layers(model: PreTrainedModel):\n    return model.model.layers\n\n"
+        'layers(AutoModelForCausalLM.from_pretrained("name"))\n\n'
+        "def either(flag, model: PreTrainedModel):\n    held = DynamicCache() if flag else model\n    return held.x\n"
+    )
+    lines = CliRunner().invoke(main, ["explain", "main.py:4"]).output.splitlines()
+    model = "  `model`: Transformers model with a head, proven"
+    assert [line for line in lines if line.startswith("  `model`: ")] == [model]
+    # Both reasons stay below it.
+    reasons = " ".join(lines[lines.index(model) :])
+    assert "the annotation is" in reasons and "from_pretrained` returns a" in reasons
+    lines = CliRunner().invoke(main, ["explain", "main.py:10"]).output.splitlines()
+    assert sum(line.startswith("  `held`: ") for line in lines) == 1
+    assert sum(line.startswith("    or ") for line in lines) == 1, lines
+
+
+def test_a_folder_has_no_lines(repository) -> None:
+    shown = CliRunner().invoke(main, ["explain", ".:4"])
+    assert (shown.exit_code, shown.stderr) == (2, "error: . is a folder: name a file and a line of it\n")
+
+
 def test_a_file_that_is_not_there_is_an_error(repository) -> None:
     shown = CliRunner().invoke(main, ["explain", "none.py:4"])
     assert shown.exit_code == 2

@@ -173,17 +173,20 @@ def _reasons(finding: Finding, width: int) -> Iterator[str]:
 
 
 def known_lines(place: str, known: Sequence[Known], width: int) -> Iterator[str]:
-    """What is known of a line's names, and how it came there."""
+    """What is known of a line's names, and how it came there: each name once, and once what it can hold."""
     yield shown(place)
     for each in known:
         old = "; in a branch for old releases" if each.is_legacy else ""
         if not each.values:
             yield from wrap(f"`{each.text}`: nothing is known{old}", width, "  ", "    ")
+        reasons: dict[str, list[str]] = {}
         for number, value in enumerate(each.values):
-            yield from wrap(
-                f"`{each.text}`: {value.kind.value}{_origin(value)}, {value.confidence.value}{old}", width, "  ", "    "
-            )
-            for fact in (*value.evidence, *(each.steps if not number else ())):
+            what = f"{value.kind.value}{_origin(value)}, {value.confidence.value}"
+            reasons.setdefault(what, []).extend((*value.evidence, *(each.steps if not number else ())))
+        for number, (what, facts) in enumerate(reasons.items()):
+            start = "  or " if number else f"`{each.text}`: "
+            yield from wrap(f"{start}{what}{old}", width, "  ", "    ")
+            for fact in dict.fromkeys(facts):
                 yield from wrap(shown(fact), width, "    ", "      ")
 
 

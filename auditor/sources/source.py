@@ -89,6 +89,11 @@ class SourceFile:
         """Code-point offset of each line's first character, as the parser counts lines."""
         return [0] + [match.end() for match in NEWLINE.finditer(self.text)]
 
+    @property
+    def num_lines(self) -> int:
+        """Lines as an editor numbers them: what ends with a newline has none after it."""
+        return len(self.line_starts) - (self.line_starts[-1] == len(self.text))
+
     @cached_property
     def newline(self) -> str:
         """The newline of most lines."""
