@@ -62,18 +62,7 @@ def tree_attention(
 
 
 @tree_attention.register_fake
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_buffer: torch.Tensor,
-    value_buffer: torch.Tensor,
-    start: torch.Tensor,
-    visible: torch.Tensor,
-    offsets: torch.Tensor,
-    scale: float,
-    window: int,
-) -> torch.Tensor:
+def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
     B, Hq, T, D = query.shape
     return query.new_empty(B, T, Hq, D)
 

@@ -7,6 +7,8 @@ row that stands for all of them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ddaudit.runtime.kernels.attention import tree_attention
@@ -43,7 +45,7 @@ def window_attention(
 
 
 @window_attention.register_fake
-def _(query, key, value, first_key, first_value, start, visible, scale):  # type: ignore[no-untyped-def]
+def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
     batch, heads, length, size = query.shape
     return query.new_empty(batch, length, heads, size)
 
@@ -74,7 +76,7 @@ def window_delta_rule(
 
 
 @window_delta_rule.register_fake
-def _(query, key, value, g, beta, state, visible, keys, writes, log_decay):  # type: ignore[no-untyped-def]
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
     return query.new_empty(value.shape)
 
 
@@ -93,5 +95,5 @@ def window_convolution(
 
 
 @window_convolution.register_fake
-def _(inputs, state, taps, weight, bias, has_silu, kept):  # type: ignore[no-untyped-def]
+def _(inputs: torch.Tensor, *_: Any) -> torch.Tensor:
     return inputs.new_empty(inputs.shape)

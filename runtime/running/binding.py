@@ -107,29 +107,30 @@ def bind(
 
 def takes_drafter(function: Callable[..., Any], owner: type | None) -> bool:
     """Whether an entry is given a drafter: in a parameter of its own or of its class, or as `self`."""
-    parameters = dict(inspect.signature(function).parameters)
-    hints = _type_hints(function)
-    if owner is not None and "self" in parameters:
-        if _is_drafter(owner):
-            return True
-        parameters |= _constructor_parameters(owner)
-        hints |= _constructor_hints(owner)
-    return "drafter" in _model_roles(parameters, hints).values()
+    return _receiver_is_drafter(function, owner) or bool(_drafter_hints(function, owner))
 
 
 def drafter_class(function: Callable[..., Any], owner: type | None) -> type | None:
     """The repository's own drafter class, from the method's class or the annotation of the drafter parameter."""
+    if _receiver_is_drafter(function, owner):
+        return owner
+    classes = map(_plain_class, _drafter_hints(function, owner))
+    return next((found for found in classes if _is_own_module_class(found)), None)
+
+
+def _receiver_is_drafter(function: Callable[..., Any], owner: type | None) -> bool:
+    return owner is not None and "self" in inspect.signature(function).parameters and _is_drafter(owner)
+
+
+def _drafter_hints(function: Callable[..., Any], owner: type | None) -> list[Any]:
+    """Annotations of the parameters that take a drafter, None for one without; those of the class included."""
     parameters = dict(inspect.signature(function).parameters)
     hints = _type_hints(function)
     if owner is not None and "self" in parameters:
         del parameters["self"]
-        if _is_drafter(owner):
-            return owner
         parameters |= _constructor_parameters(owner)
         hints |= _constructor_hints(owner)
-    drafters = [name for name, role in _model_roles(parameters, hints).items() if role == "drafter"]
-    classes = (_plain_class(hints.get(name)) for name in drafters)
-    return next((found for found in classes if _is_own_module_class(found)), None)
+    return [hints.get(name) for name, role in _model_roles(parameters, hints).items() if role == "drafter"]
 
 
 def _bind(
