@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddaudit.auditor.record import VERDICTS
 from ddaudit.auditor.reports.profile_report import format_profile
+from ddaudit.auditor.reports.scan_report import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,9 +74,9 @@ def write_run(record: RunRecord, path: Path) -> None:
 def _conclusion(record: RunRecord) -> str:
     counts = {verdict: sum(entry.verdict == verdict for entry in record.entries) for verdict in VERDICTS}
     parts = [
-        f"{count} {verdict}" + ("s" if verdict == "error" and count > 1 else "")
-        for verdict, count in counts.items()
-        if count
+        count(number, verdict) if verdict == "error" else f"{number} {verdict}"
+        for verdict, number in counts.items()
+        if number
     ]
     if record.state_check and record.state_check.verdict in ("differ", "error"):
         parts.append("and the cache's state is not shown to be right, see above")
@@ -129,8 +130,7 @@ def _describe_state(check: StateCheck) -> str:
 
 
 def _describe_execution(record: RunRecord) -> str:
-    graphs = f"{record.num_graphs} graph" + ("s" if record.num_graphs != 1 else "")
-    text = f"replayed, {graphs} captured" if record.execution == "replayed" else "eager"
+    text = f"replayed, {count(record.num_graphs, 'graph')} captured" if record.execution == "replayed" else "eager"
     return text + ("; some run eagerly:" if record.replay_warnings else "")
 
 
