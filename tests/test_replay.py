@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import transformers
 from tiny_models import EXACT, VOCABULARY
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ddaudit.runtime import crop_cache, keep_in_cache
 from ddaudit.runtime.caches.cache import VerifiableCache
@@ -18,7 +21,8 @@ from ddaudit.runtime.caches.mode import replay_log
 from ddaudit.runtime.caches.takeover import cache_argument
 from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import layer_output
-from ddaudit.runtime.replay import passes
+from ddaudit.runtime.replay import memory, passes, prefill, target
+from ddaudit.runtime.replay.attending import attend_by_group
 from ddaudit.runtime.replay.cache import ReplayedCache
 from ddaudit.runtime.replay.drafter import replay_drafter
 from ddaudit.runtime.replay.target import LARGEST_WINDOW, graphs_of, padded
@@ -42,14 +46,14 @@ def text(length, seed):
 
 
 @torch.inference_mode()
-def feed(model, cache, ids, parents=None):
+def feed(model, cache, ids, parents=None, **given):
     start = cache.get_seq_length()
-    kwargs = {}
+    kwargs = dict(given)
     if parents is not None:
         window = Window(start, len(parents), parents)
         visible = torch.cat([torch.ones(len(parents), start, dtype=torch.bool), window.ancestors(ids.device)], 1)
         mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
-        kwargs = {"attention_mask": mask, "position_ids": start + torch.tensor([window.depths])}
+        kwargs |= {"attention_mask": mask, "position_ids": start + torch.tensor([window.depths])}
     return model(ids, use_cache=True, output_hidden_states=True, **{cache_argument(model): cache}, **kwargs)
 
 
@@ -207,6 +211,96 @@ def test_the_forward_that_proves_a_graph_copies_no_keys(monkeypatch):
     assert_same(feed(model, replayed, text(3, 2)), expected)
     assert taken == []
     assert all("update" not in vars(layer) for layer in replayed.layers)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "qwen3_5-composite"])
+@pytest.mark.parametrize("logits_to_keep", [0, 1, 10])
+def test_a_long_prompt_is_fed_in_pieces(monkeypatch, name, logits_to_keep):
+    monkeypatch.setattr(prefill, "PIECE", 150)
+    monkeypatch.setattr(target, "PIECE", 150)
+    model = EXACT[name]()
+    eager, replayed = pair(model)
+    fed = []
+    model.get_decoder().register_forward_pre_hook(lambda module, args: fed.append(None))
+    ids = text(400, 1)
+    ours = feed(model, replayed, ids, logits_to_keep=logits_to_keep)
+    assert len(fed) == 3
+    assert_same(ours, feed(model, eager, ids, logits_to_keep=logits_to_keep))
+    assert len(fed) == 4
+    memory = replayed._graphs._key_values
+    # A chain is kept by the next forward; the second long one goes on where the first was written.
+    for length, parents in ((13, TREE), (300, None), (5, None)):
+        ids = text(length, length)
+        assert_same(feed(model, replayed, ids, parents), feed(model, eager, ids, parents))
+        for layer, held in zip(replayed.layers, range(len(replayed.layers)), strict=True):
+            if type(layer) is DynamicLayer:
+                assert layer.keys.data_ptr() == memory.held(held, 1)[0].data_ptr()
+        for cache in (eager, replayed):
+            if parents:
+                keep_in_cache(cache, cache.window.start, [0, 2, 5])
+    for cache in (eager, replayed):
+        crop_cache(cache, 200)
+    assert_same(feed(model, replayed, text(3, 3)), feed(model, eager, text(3, 3)))
+
+
+def test_a_long_prompt_with_padding_or_images_is_fed_whole(monkeypatch):
+    monkeypatch.setattr(prefill, "PIECE", 8)
+    monkeypatch.setattr(target, "PIECE", 8)
+    model = EXACT["qwen3"]()
+    eager, replayed = pair(model)
+    mask = torch.ones(1, 20, dtype=torch.long)
+    mask[:, :3] = 0
+    fed = []
+    model.get_decoder().register_forward_pre_hook(lambda module, args: fed.append(None))
+    given = {"attention_mask": mask, "logits_to_keep": 5}
+    assert_same(feed(model, replayed, text(20, 1), **given), feed(model, eager, text(20, 1), **given))
+    assert len(fed) == 2
+    eager, replayed = pair(model)
+    given["attention_mask"] = torch.ones(1, 20, dtype=torch.long)
+    assert_same(feed(model, replayed, text(20, 1), **given), feed(model, eager, text(20, 1), **given))
+    assert len(fed) == 6
+
+
+def test_no_program_keeps_the_memory_of_before(monkeypatch):
+    """Keys and values grow; the graphs of before, and what they read, are gone."""
+    monkeypatch.setattr(memory, "ROOM", 256)
+    model = EXACT["qwen3_5"]()
+    _, replayed = pair(model)
+    for length in (20, 1, 16):
+        feed(model, replayed, text(length, length))
+    graphs = replayed._graphs
+    before = [weakref.ref(graphs._key_values.memory), *(weakref.ref(each.window) for each in graphs._stages.values())]
+    while graphs._key_values.capacity == 256:
+        feed(model, replayed, text(60, 1))
+    # Elsewhere than on a GPU a graph is a function that knows its owner.
+    gc.collect()
+    assert [each() for each in before] == [None] * 3
+
+
+def test_windows_of_all_sizes_share_what_a_commit_needs():
+    model = EXACT["qwen3_5"]()
+    _, replayed = pair(model)
+    feed(model, replayed, text(20, 1))
+    for length in (1, 16, 64):
+        feed(model, replayed, text(length, length))
+    windows = [stage.window for stage in replayed._graphs._stages.values()]
+    for each in (lambda window: window.factors.writes, lambda window: window.inputs[0]):
+        assert len({each(window).data_ptr() for window in windows}) == 1
+
+
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_attention_by_group_is_stock_attention(kind):
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    visible = torch.ones(5, 9, dtype=torch.bool).tril(4)[None, None]
+    mask = visible if kind == "bool" else torch.zeros(1, 1, 5, 9).masked_fill(~visible, -torch.inf)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    for given in ({}, {"scaling": 0.3}):
+        stock, _ = sdpa_attention_forward(module, query, key, value, mask, **given)
+        for is_chain in (True, False):
+            ours, _ = attend_by_group(is_chain, module, query, key, value, mask, **given)
+            torch.testing.assert_close(ours, stock)
 
 
 def test_a_graph_that_is_refused_leaves_the_eager_forwards_keys():

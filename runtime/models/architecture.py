@@ -115,14 +115,17 @@ def keep_layer_outputs(model: nn.Module) -> None:
     stack.register_forward_hook(after_stack)
 
 
-def marked_like(state: torch.Tensor, copy: torch.Tensor, length: int) -> torch.Tensor:
-    """`copy`, of the first `length` tokens of `state`, with what `keep_layer_outputs` left on `state`."""
+def residual_of(state: torch.Tensor) -> torch.Tensor | None:
+    """The residual stream before the final norm, on the state that `keep_layer_outputs` left it on; else None."""
+    return getattr(state, _RESIDUAL, None)
+
+
+def marked(copy: torch.Tensor, state: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """`copy` with what `keep_layer_outputs` left on `state`, whose residual stream is `residual` in the copy."""
     if hasattr(state, _LAYER):
         setattr(copy, _LAYER, getattr(state, _LAYER))
-    if hasattr(state, _RESIDUAL):
-        residual = getattr(state, _RESIDUAL)[:, :length].clone()
-        setattr(residual, _LAYER, getattr(getattr(state, _RESIDUAL), _LAYER))
-        setattr(copy, _RESIDUAL, residual)
+    if residual is not None:
+        setattr(copy, _RESIDUAL, marked(residual, getattr(state, _RESIDUAL), None))
     return copy
 
 

@@ -29,7 +29,7 @@ class ReplayedCache(VerifiableCache):
         self._window: Window | None = None
         self._reading: WindowReading | None = None
         self._visible: torch.Tensor | None = None
-        self._is_asked = False
+        self._is_asked = self._is_prefill = False
         self._is_replayed = False
         self._graphs = graphs
         super().__init__(model, max_length)
@@ -53,7 +53,9 @@ class ReplayedCache(VerifiableCache):
 
     def _start_window(self, module: nn.Module, kwargs: dict[str, Any]) -> None:
         self._is_replayed = False
-        self._is_asked = module is self._live_model() and self._graphs.takes(self, kwargs)
+        is_whole = module is self._live_model()
+        self._is_asked = is_whole and self._graphs.takes(self, kwargs)
+        self._is_prefill = is_whole and not self._is_asked and self._graphs.takes_in_pieces(self, kwargs)
         if not self._is_asked:
             super()._start_window(module, kwargs)
             return
@@ -70,10 +72,12 @@ class ReplayedCache(VerifiableCache):
         self._feeding = None if self._holds_images else Tokens(ids, kwargs.get("position_ids"))
 
     def replayed(self, kwargs: dict[str, Any], stock: Callable[..., Any]) -> Any:
-        """The output of the forward that was just opened with `kwargs`; None where it is not for the graphs.
+        """The output of the forward that was just opened with `kwargs`; None where stock code runs it as it is.
 
         The first forward of each window size also runs eagerly, and its graph is used only if both agree.
         """
+        if self._is_prefill:
+            return self._graphs.prefill(self, kwargs)
         if not self._is_asked:
             return None
         self._is_asked = False
@@ -83,7 +87,7 @@ class ReplayedCache(VerifiableCache):
         if output is None:
             return self._eagerly(kwargs, stock)
         if not self._graphs.is_proven(length):
-            with self._graphs.appending(self):
+            with self._graphs.in_place(self, is_chain=self._visible is None):
                 expected = self._eagerly(kwargs, stock)
             if not self._graphs.prove(length, output.logits, expected.logits):
                 return expected
@@ -136,10 +140,9 @@ class ReplayedCache(VerifiableCache):
 
     def _close_layers(self, length: int, indices: Sequence[int]) -> None:
         window = self.window
-        if self._is_replayed and window is not None and length == window.length:
-            self._is_replayed = False
+        is_replayed, self._is_replayed = self._is_replayed, False
+        if is_replayed and window is not None and length == window.length:
             self._graphs.commit(self, length, list(indices))
         else:
-            # Further back than the open window.
-            self.leave()
+            # A window that was not replayed, or further back than it: attention layers are cut where they are.
             super()._close_layers(length, indices)

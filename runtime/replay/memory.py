@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddaudit.runtime.caches.gated_delta import WindowFactors
 from ddaudit.runtime.replay.errors import NotReplayable
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 ROOM = 4096
 """Tokens by which the capacity for keys and values grows; growing means capturing anew, not compiling anew."""
+_SHARED_NODES = 65
+"""Nodes of the largest window in common use: a tree of 64 drafts and its root."""
 
 
 class KeyValues:
@@ -114,7 +118,8 @@ class KeyValues:
 
 
 class States:
-    """The states of all gated delta rule layers: `[L, 1, H, K, V]`, and `[L, 1, C, kernel]` a convolution."""
+    """The states of all gated delta rule layers: `[L, 1, H, K, V]`, and `[L, 1, C, kernel]` a convolution; and what a
+    window leaves for its commit, which all window sizes share, since only the last window can be committed."""
 
     def __init__(self, layers: Mapping[int, LinearAttentionLayer]) -> None:
         self._places = {index: place for place, index in enumerate(layers)}
@@ -129,9 +134,35 @@ class States:
             }
         except (RuntimeError, KeyError) as error:
             raise NotReplayable(f"its recurrent layers' states differ in shape: {error}") from error
+        self._shared: dict[Any, torch.Tensor] = {}
 
     def place(self, index: int) -> int:
         return self._places[index]
+
+    def factors(self, length: int) -> WindowFactors:
+        """Room for the factors of a window of `length` nodes, of all layers: `[L, 1, H, T, ...]`."""
+        layers, _, heads, key_size, value_size = self.recurrent.shape
+        room = partial(self._room, length=length, dtype=torch.float32)
+        return WindowFactors(
+            room("keys", (layers, 1, heads, length, key_size)),
+            room("writes", (layers, 1, heads, length, value_size)),
+            room("log_decay", (layers, 1, heads, length)),
+        )
+
+    def inputs(self, length: int) -> dict[int, torch.Tensor]:
+        """Room for the inputs of each convolution over a window of `length` nodes: `[L, 1, T, C]`."""
+        return {
+            number: self._room(number, (*state.shape[:2], length, state.shape[2]), length=length, dtype=state.dtype)
+            for number, state in self.convolution.items()
+        }
+
+    def _room(self, name: Any, shape: tuple[int, ...], length: int, dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape)
+        if name not in self._shared or self._shared[name].numel() < size:
+            # Windows made before keep theirs.
+            most = size // length * max(length, _SHARED_NODES)
+            self._shared[name] = torch.zeros(most, dtype=dtype, device=self.recurrent.device)
+        return self._shared[name][:size].view(shape)
 
     def seat(self, layers: Mapping[int, LinearAttentionLayer]) -> None:
         """Bring the layers' states in, where they are not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddaudit.runtime.kernels.product import is_fused, num_pieces
 from ddaudit.runtime.replay.errors import NotReplayable
@@ -117,7 +118,9 @@ def packed_name(names: Sequence[str]) -> str:
 def _placeholder(graph: torch.fx.GraphModule, after: torch.fx.Node, name: str, value: torch.Tensor) -> torch.fx.Node:
     with graph.graph.inserting_after(after):
         node = graph.graph.placeholder(name)
-    node.meta["val"] = value
+    # What it looks like: the tensor itself would live as long as the program, and with it all that it is a view of.
+    with FakeTensorMode():
+        node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return node
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ddaudit.runtime.caches import gated_delta
 from ddaudit.runtime.caches.delta_window import GatedDeltaWindow
 from ddaudit.runtime.caches.window import ROOT, parents_in
 from ddaudit.runtime.replay import ops
+from ddaudit.runtime.replay.attending import attending
 from ddaudit.runtime.replay.errors import NotReplayable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from ddaudit.runtime.caches.recurrent import MixerCall
     from ddaudit.runtime.replay.memory import KeyValues, States
@@ -51,17 +51,7 @@ class StaticWindow:
         self.inputs: dict[int, torch.Tensor] = {}
         """`[L, 1, T, C]`: the inputs of each convolution."""
         if states is not None:
-            layers, _, heads, key_size, value_size = states.recurrent.shape
-            empty = partial(torch.zeros, device=device, dtype=torch.float32)
-            self.factors = gated_delta.WindowFactors(
-                empty(layers, 1, heads, length, key_size),
-                empty(layers, 1, heads, length, value_size),
-                empty(layers, 1, heads, length),
-            )
-            self.inputs = {
-                number: state.new_zeros(*state.shape[:2], length, state.shape[2])
-                for number, state in states.convolution.items()
-            }
+            self.factors, self.inputs = states.factors(length), states.inputs(length)
         self._latest: tuple[torch.Tensor, torch.Tensor] | None = None
         self._made_anchors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -143,19 +133,10 @@ class StaticWindow:
     def _visible_to(self, num_queries: int, num_keys: int) -> torch.Tensor:
         return self.visible
 
-    @contextmanager
-    def attending(self, implementation: str) -> Iterator[None]:
+    def attending(self, implementation: str) -> AbstractContextManager[None]:
         """While it lasts, Transformers' attention of that name is the kernel over this window."""
-        overridden = ALL_ATTENTION_FUNCTIONS._local_mapping
-        before = overridden.get(implementation)
         # Stock `sdpa` knows windows from its mask alone, and a replayed forward is given none.
-        overridden[implementation] = partial(self.attend, implementation == "sdpa")
-        try:
-            yield
-        finally:
-            del overridden[implementation]
-            if before is not None:
-                overridden[implementation] = before
+        return attending(implementation, partial(self.attend, implementation == "sdpa"))
 
     def _anchors(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
         # Made once: a trace knows a tensor by its identity.
@@ -170,7 +151,8 @@ class StaticDelta(GatedDeltaWindow):
     def __init__(self, forward: Callable[..., Any], window: StaticWindow, states: States, place: int) -> None:
         # Not super(): there is no stock layer behind this one.
         self._forward = forward
-        self._static = window
+        # Not the window itself, which knows its layers: memory must be free once neither is used.
+        self._taps, self._visible = window.taps, window.visible
         self._convolving = 0
         assert window.factors is not None
         self._state = states.recurrent[place]
@@ -230,7 +212,7 @@ class StaticDelta(GatedDeltaWindow):
             raise NotReplayable(f"its convolution is followed by {activation}")
         number = self._convolving
         convolved = ops.window_convolution(
-            hidden_states.transpose(1, 2), self._convolution[number], self._static.taps[weight.shape[-1]], weight, bias,
+            hidden_states.transpose(1, 2), self._convolution[number], self._taps[weight.shape[-1]], weight, bias,
             activation is not None, self._window_inputs[number],
         )  # fmt: skip
         return convolved.transpose(1, 2)
@@ -249,7 +231,7 @@ class StaticDelta(GatedDeltaWindow):
         if not use_qk_l2norm_in_kernel:
             raise NotReplayable("its delta rule has no unit keys")
         output = ops.window_delta_rule(
-            query, key, value, g.float(), beta, self._state, self._static.visible,
+            query, key, value, g.float(), beta, self._state, self._visible,
             self._keys, self._writes, self._log_decay,
         )  # fmt: skip
         return output, None

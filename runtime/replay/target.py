@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import functools
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,20 +15,23 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from ddaudit.runtime.caches.takeover import cache_argument, install
 from ddaudit.runtime.kernels.delta_rule import commit_delta_rule
-from ddaudit.runtime.models.architecture import decoder_layers, marked_like, text_config
+from ddaudit.runtime.models.architecture import decoder_layers, marked, residual_of, text_config
+from ddaudit.runtime.replay.attending import attend_by_group, attending
 from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
 from ddaudit.runtime.replay.memory import KeyValues, States, unseat
+from ddaudit.runtime.replay.prefill import PIECE, in_pieces
 from ddaudit.runtime.replay.regions import Regions, inductor
 from ddaudit.runtime.replay.static_window import StaticDelta, StaticWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
 
     from ddaudit.runtime.caches.gated_delta import WindowFactors
+    from ddaudit.runtime.caches.takeover import Mixer
     from ddaudit.runtime.replay.cache import ReplayedCache
     from ddaudit.runtime.replay.regions import Compiler
 
@@ -93,7 +97,25 @@ class TargetGraphs:
 
     def takes(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> bool:
         """Whether a forward with these arguments is one over a short window, as graphs are captured for."""
-        ids, positions, mask = (kwargs.get(name) for name in ("input_ids", "position_ids", "attention_mask"))
+        mask = kwargs.get("attention_mask")
+        if not self._is_plain(kwargs) or (mask is not None and mask.dim() != 4):
+            return False
+        length = kwargs["input_ids"].shape[1]
+        # The first forward is a prompt's, of any length.
+        return cache.get_seq_length() > 0 and 0 < length <= LARGEST_WINDOW and padded(length) not in self._refused
+
+    def takes_in_pieces(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> bool:
+        """Whether a forward with these arguments is a long one that may be fed piece by piece."""
+        if not self._is_plain(kwargs) or _without_kernel(cache, self._mixers):
+            return False
+        if kwargs["input_ids"].shape[1] <= (LARGEST_WINDOW if cache.get_seq_length() else PIECE):
+            return False
+        mask = kwargs.get("attention_mask")
+        return mask is None or (mask.dim() == 2 and bool(mask.all()))
+
+    def _is_plain(self, kwargs: dict[str, Any]) -> bool:
+        """Whether one text is fed as ids, and nothing is asked for but logits and hidden states."""
+        ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
         if not isinstance(ids, torch.Tensor) or ids.shape[0] != 1 or (torch.is_grad_enabled() and _trains(self.model)):
             return False
         known = {"input_ids", "position_ids", "attention_mask", cache_argument(self.model)} | _SETTINGS
@@ -103,13 +125,9 @@ class TargetGraphs:
             return False
         if not isinstance(kwargs.get("logits_to_keep", 0), int):
             return False
-        if positions is not None and (positions.dim() != 2 or positions.shape[0] != 1):
+        if any(getattr(self.model.config, name, None) for name in ("output_attentions", "output_router_logits")):
             return False
-        if mask is not None and mask.dim() != 4:
-            return False
-        length = ids.shape[1]
-        # The first forward is a prompt's, of any length.
-        return cache.get_seq_length() > 0 and 0 < length <= LARGEST_WINDOW and padded(length) not in self._refused
+        return positions is None or (positions.dim() == 2 and positions.shape[0] == 1)
 
     @property
     def model(self) -> nn.Module:
@@ -144,19 +162,46 @@ class TargetGraphs:
         stage = self._stage(cache, padded(ids.shape[1]), cache.start)
         self._fill(stage, ids, kwargs.get("position_ids"), visible, cache.start)
         if stage.forward is None:
-            stage.forward = self._captured(functools.partial(self._run, stage))
+            stage.forward = self._captured(partial(self._run, stage))
         if stage.commit is None:
             self._set_path(stage, ())
-            stage.commit = self._captured(functools.partial(self._commit, stage))
+            stage.commit = self._captured(partial(self._commit, stage))
         return stage.forward
 
-    def appending(self, cache: ReplayedCache) -> AbstractContextManager[None]:
-        """While it lasts, an eager forward over the window just replayed appends to the same memory."""
+    @contextmanager
+    def in_place(self, cache: ReplayedCache, is_chain: bool) -> Iterator[None]:
+        """While it lasts, an eager forward of a seated cache appends to its memory and attends to it, without copies.
+
+        Args:
+            is_chain: the forward's tokens follow each other, and its mask says no more.
+        """
         attention = _attention(cache)
         if not attention:
-            return nullcontext()
+            yield
+            return
         assert self._key_values is not None
-        return self._key_values.appending(attention, cache.start)
+        length = next(iter(attention.values())).get_seq_length()
+        with self._key_values.appending(attention, length), attending("sdpa", partial(attend_by_group, is_chain)):
+            yield
+
+    def prefill(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> Any:
+        """The model's output for the long window that `cache` has open, as `takes_in_pieces` says."""
+        length = kwargs["input_ids"].shape[1]
+
+        def beginning(begin: int) -> AbstractContextManager[None]:
+            held = cache.start + begin
+            if not held:
+                # Shapes are known once there are keys.
+                return nullcontext()
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    self._seat(cache, held, room=length - begin + LARGEST_WINDOW)
+            except (NotReplayable, torch.OutOfMemoryError):
+                # The first window will say so.
+                return nullcontext()
+            return self.in_place(cache, is_chain=True)
+
+        return in_pieces(self._stock, {**kwargs, "attention_mask": None}, beginning)
 
     def is_proven(self, length: int) -> bool:
         return self._stages[padded(length)].is_proven
@@ -204,35 +249,35 @@ class TargetGraphs:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def _stage(self, cache: ReplayedCache, length: int, start: int) -> _Stage:
+        self._seat(cache, start, room=LARGEST_WINDOW)
+        if length not in self._stages:
+            self._stages[length] = self._make_stage(length)
+        return self._stages[length]
+
+    def _seat(self, cache: ReplayedCache, held: int, room: int) -> None:
+        """Bring the `held` tokens of `cache` into the graphs' memory, with room for `room` more.
+
+        Raises:
+            NotReplayable: where its layers are not of kinds or shapes that fixed memory is for.
+        """
         attention, recurrent = _attention(cache), _recurrent(cache)
         other = self._seated() if self._seated else None
         if other is not None and other is not cache:
             other.leave()
         if self._key_values is None:
-            self._check(cache)
+            if reason := _without_kernel(cache, self._mixers):
+                raise NotReplayable(reason)
             self._key_values = KeyValues(attention)
             self._states = States(recurrent) if recurrent else None
             self._start = torch.zeros(1, dtype=torch.long, device=self.model.device)
         self._seated = weakref.ref(cache)
         if attention:
-            if not self._key_values.fits(start + LARGEST_WINDOW):
+            if not self._key_values.fits(held + room):
                 # Their graphs are for the memory of before.
                 self._stages.clear()
-            self._key_values.seat(attention, start, room=LARGEST_WINDOW)
+            self._key_values.seat(attention, held, room)
         if self._states is not None:
             self._states.seat(recurrent)
-        if length not in self._stages:
-            self._stages[length] = self._make_stage(length)
-        return self._stages[length]
-
-    def _check(self, cache: ReplayedCache) -> None:
-        for index, layer in enumerate(cache.layers):
-            kind = type(layer)
-            mixer = self._mixers.get(index)
-            if kind is DynamicLayer or (kind is LinearAttentionLayer and mixer and mixer.over_tree):
-                continue
-            name = mixer.kind if mixer else kind.__name__
-            raise NotReplayable(f"layer {index} ({name}) has no kernel for fixed memory")
 
     def _make_stage(self, length: int) -> _Stage:
         assert self._key_values is not None and self._start is not None
@@ -242,7 +287,7 @@ class TargetGraphs:
             assert self._states is not None and mixer.over_tree is not None
             place = self._states.place(index)
             window.recurrent[index] = StaticDelta(mixer.over_tree, window, self._states, place)
-        integers = functools.partial(torch.zeros, dtype=torch.long, device=device)
+        integers = partial(torch.zeros, dtype=torch.long, device=device)
         return _Stage(window, integers(1, length), integers(1, length), integers(length + 1))
 
     def _fill(
@@ -337,7 +382,7 @@ class TargetGraphs:
                     for index, state in enumerate(replayed.hidden_states)
                 )
             states = tuple(
-                None if copied is None else marked_like(state, copied, length)
+                None if copied is None else _marked_like(state, copied, length)
                 for state, copied in zip(replayed.hidden_states, copies, strict=True)
             )
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=states)
@@ -356,10 +401,25 @@ def _commit_inputs(states: torch.Tensor, inputs: torch.Tensor, path: torch.Tenso
     states.copy_(torch.where(at < size, states.index_select(-1, at.clamp(max=size - 1)), from_path))
 
 
+def _marked_like(state: torch.Tensor, copy: torch.Tensor, length: int) -> torch.Tensor:
+    residual = residual_of(state)
+    return marked(copy, state, None if residual is None else residual[:, :length].clone())
+
+
 @functools.lru_cache(maxsize=32)
 def _chain(length: int, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def _without_kernel(cache: ReplayedCache, mixers: Mapping[int, Mixer]) -> str:
+    """Which layer of the cache cannot be in fixed memory; empty where all can."""
+    for index, layer in enumerate(cache.layers):
+        kind, mixer = type(layer), mixers.get(index)
+        if kind is DynamicLayer or (kind is LinearAttentionLayer and mixer and mixer.over_tree):
+            continue
+        return f"layer {index} ({mixer.kind if mixer else kind.__name__}) has no kernel for fixed memory"
+    return ""
 
 
 def _attention(cache: ReplayedCache) -> dict[int, DynamicLayer]:
