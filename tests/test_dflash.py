@@ -13,11 +13,14 @@ pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Config  # noqa: E402
 
+from ddaudit.runtime import crop_cache  # noqa: E402
+from ddaudit.runtime.caches.mode import replay_log  # noqa: E402
 from ddaudit.runtime.drafters.dflash import DFlashDrafter  # noqa: E402
 from ddaudit.runtime.drafters.drafting import make_drafter, plan_drafts  # noqa: E402
 from ddaudit.runtime.errors import RunError  # noqa: E402
 from ddaudit.runtime.models.initializing import make_faults_visible  # noqa: E402
 from ddaudit.runtime.models.loading import Target  # noqa: E402
+from ddaudit.runtime.replay.drafter import replay_drafter  # noqa: E402
 from ddaudit.runtime.tiny.distilling import draft_logits, new_drafter, read_taps  # noqa: E402
 from ddaudit.runtime.tiny.recipe import SMALL  # noqa: E402
 
@@ -178,6 +181,35 @@ def test_one_draft_three_ways(kind: str, target: Any) -> None:
         for hidden in (alone, cached):
             logits = target.get_output_embeddings()(hidden[0, 1:])
             torch.testing.assert_close(logits, together[number], atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_replayed_as_eager(kind: str) -> None:
+    """Over more tokens than a sliding window reaches, which a proof made before that says nothing of."""
+    ours, eager = drafter(**KINDS[kind]), drafter(**KINDS[kind])
+    replay_drafter(ours, lambda graph, inputs: graph)
+    caches = DynamicCache(), DynamicCache()
+    graphs = []
+    with replay_log() as log:
+        for step, context in enumerate([3, 2, 1, 4, 2, 5, 1, 1, 3, 20, 2]):
+            start = caches[0].get_seq_length()
+            torch.manual_seed(step)
+            block, taps = torch.randn(1, 8, WIDTH), torch.randn(1, context, 2 * WIDTH)
+            positions = torch.arange(start, start + context + 8)[None]
+            drafts = [
+                each(position_ids=positions, noise_embedding=block, target_hidden=taps, past_key_values=cache)
+                for each, cache in zip((ours, eager), caches, strict=True)
+            ]
+            torch.testing.assert_close(*drafts, atol=1e-4, rtol=1e-4)
+            for mine, stock in zip(caches[0].layers, caches[1].layers, strict=True):
+                torch.testing.assert_close(mine.keys, stock.keys)
+            for cache in caches:
+                crop_cache(cache, start + context)
+            graphs.append(log.num_graphs)
+    assert log.refusals == []
+    # One for all but the long context.
+    assert graphs == [0, *[1] * 8, 2, 2]
 
 
 def test_a_config_object_of_transformers_does() -> None:

@@ -22,7 +22,7 @@ from ddaudit.runtime.caches.takeover import cache_argument
 from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import layer_output
 from ddaudit.runtime.replay import memory, passes, prefill, target
-from ddaudit.runtime.replay.attending import attend_by_group
+from ddaudit.runtime.replay.attending import attend_by_group, attending
 from ddaudit.runtime.replay.cache import ReplayedCache
 from ddaudit.runtime.replay.drafter import replay_drafter
 from ddaudit.runtime.replay.target import LARGEST_WINDOW, graphs_of, padded
@@ -385,9 +385,10 @@ def test_a_layer_that_differs_in_a_number_is_not_served_by_anothers_program():
 
 
 class OwnLayer(torch.nn.Module):
-    def __init__(self, config, layer_idx, is_causal):
+    def __init__(self, config, layer_idx, is_causal, sliding_window):
         super().__init__()
         self.config, self.layer_idx, self.is_causal = config, layer_idx, is_causal
+        self.sliding_window = sliding_window
         self.taken = torch.nn.Linear(32, 96)
 
     def forward(self, hidden, context, places, past_key_values=None):
@@ -399,17 +400,19 @@ class OwnLayer(torch.nn.Module):
         queries, keys = queries + places[..., -queries.shape[2] :, :], keys + places
         keys, values = past_key_values.update(keys, values, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        return attend(self, queries, keys, values, None, is_causal=self.is_causal)[0].flatten(2)
+        window = self.sliding_window
+        return attend(self, queries, keys, values, None, is_causal=self.is_causal, sliding_window=window)[0].flatten(2)
 
 
 class OwnDrafter(torch.nn.Module):
     """A block drafter with attention through Transformers' functions, as public ones are written."""
 
-    def __init__(self, is_causal=False):
+    def __init__(self, is_causal=False, sliding_window=None):
         super().__init__()
         torch.manual_seed(0)
         self.config = transformers.Qwen3Config(hidden_size=32, num_hidden_layers=2, attn_implementation="sdpa")
-        self.layers = torch.nn.ModuleList(OwnLayer(self.config, index, is_causal) for index in range(2))
+        layers = (OwnLayer(self.config, index, is_causal, sliding_window) for index in range(2))
+        self.layers = torch.nn.ModuleList(layers)
         self.places = torch.nn.Embedding(256, 16)
 
     def context(self, target_hidden):
@@ -528,6 +531,46 @@ def test_a_drafter_that_feels_the_rows_before_its_context_runs_eagerly():
             crop_cache(cache, cache.get_seq_length() - 4)
 
 
+def as_flash(module, query, key, value, attention_mask, is_causal, sliding_window, **kwargs):
+    """What flash attention gives: causal from the last key, a window to both sides."""
+    queries, keys = query.shape[2], key.shape[2]
+    behind = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    seen = behind.abs() < (sliding_window or keys)
+    seen &= (behind >= 0) | (not is_causal)
+    mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, seen)
+    return mixed.transpose(1, 2), None
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("is_causal", "sliding_window"), [(True, None), (False, 3), (True, 3), (False, 9), (True, 9)])
+def test_a_drafters_own_windows_are_kept(is_causal, sliding_window):
+    drafter, eager = OwnDrafter(is_causal, sliding_window), OwnDrafter(is_causal, sliding_window)
+    for each in (drafter, eager):
+        each.config._attn_implementation = "flash_attention_2"
+    replay_drafter(drafter, as_traced)
+    ours, theirs = DynamicCache(), DynamicCache()
+    with replay_log() as log, attending("flash_attention_2", as_flash):
+        for context in [2, 1, 3, 3, 5, 2]:
+            block, hidden = torch.randn(1, 4, 32), torch.randn(1, context, 32)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+            for cache in (ours, theirs):
+                crop_cache(cache, cache.get_seq_length() - 4)
+    assert (log.num_graphs, log.refusals) == (1, [])
+
+
+@torch.inference_mode()
+def test_a_sliding_window_that_only_the_config_knows_is_no_window():
+    """`sdpa` without a mask sees everything, and so does the graph."""
+    drafter, eager = OwnDrafter(sliding_window=3), OwnDrafter(sliding_window=3)
+    replay_drafter(drafter, as_traced)
+    ours, theirs = DynamicCache(), DynamicCache()
+    with replay_log() as log:
+        for context in [2, 1, 3, 3]:
+            block, hidden = torch.randn(1, 4, 32), torch.randn(1, context, 32)
+            torch.testing.assert_close(draft(drafter, ours, block, hidden), draft(eager, theirs, block, hidden))
+    assert (log.num_graphs, log.refusals) == (1, [])
+
+
 @torch.inference_mode()
 def test_a_drafter_that_looks_ahead_only_runs_eagerly():
     drafter = OwnDrafter(is_causal=True)
@@ -535,6 +578,6 @@ def test_a_drafter_that_looks_ahead_only_runs_eagerly():
     cache = DynamicCache()
     block, hidden = torch.randn(1, 4, 32), torch.randn(1, 2, 32)
     draft(drafter, cache, block, hidden)
-    with pytest.warns(RuntimeWarning, match="OwnDrafter drafts eagerly: OwnLayer is causal"):
+    with pytest.warns(RuntimeWarning, match="OwnDrafter drafts eagerly: a layer is causal without a mask"):
         draft(drafter, cache, block, hidden)
     assert cache.get_seq_length() == 12

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel, Qwen3Config
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class DFlashDrafter(PreTrainedModel):
     """Loads a checkpoint of the public layout: `DFlashDrafter.from_pretrained(folder)`."""
 
     config_class = Qwen3Config
+    _supports_sdpa = True
 
     def __init__(self, config: Qwen3Config) -> None:
         # Not `super()`: a class made of this one and a repository's own must not build that one's weights too.
@@ -59,15 +61,11 @@ class DFlashDrafter(PreTrainedModel):
         """
         context = self.hidden_norm(self.fc(target_hidden))
         rotation = self.rotary_emb(noise_embedding, position_ids)
-        num_cached = past_key_values.get_seq_length() if past_key_values is not None else 0
-        num_keys = num_cached + context.shape[1] + noise_embedding.shape[1]
         hidden = noise_embedding
         for layer in self.layers:
-            if attention_mask is None:
-                mask = layer.self_attn.mask(noise_embedding.shape[1], num_keys, hidden.device)
-            else:
-                is_shared = isinstance(attention_mask, torch.Tensor)
-                mask = attention_mask if is_shared else attention_mask[layer.self_attn.layer_type]
+            mask = attention_mask
+            if mask is not None and not isinstance(mask, torch.Tensor):
+                mask = mask[layer.self_attn.layer_type]
             hidden = layer(hidden, context, rotation, mask, past_key_values)
         return self.norm(hidden)
 
@@ -120,7 +118,7 @@ class _Attention(nn.Module):
         self.is_causal = is_causal_layer(config, self.layer_type)
         self.window = config.sliding_window if self.layer_type == "sliding_attention" else None
         self.head_dim = config.head_dim
-        self.num_groups = config.num_attention_heads // config.num_key_value_heads
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         width, bias = config.hidden_size, config.attention_bias
         self.q_proj = nn.Linear(width, config.num_attention_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
@@ -131,7 +129,7 @@ class _Attention(nn.Module):
 
     def mask(self, num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor | None:
         """`[1, 1, T, keys]`, True where the block, which is last among the keys, may look; None is everywhere."""
-        if not self.is_causal and (self.window is None or num_keys <= self.window):
+        if not self.is_causal and self.window is None:
             return None
         key = torch.arange(num_keys, device=device)
         query = key[num_keys - num_queries :, None]
@@ -157,9 +155,12 @@ class _Attention(nn.Module):
         key = _rotate(key, cos, sin)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        key, value = (part.repeat_interleave(self.num_groups, dim=1) for part in (key, value))
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        if mask is None:
+            mask = self.mask(block.shape[1], key.shape[2], key.device)
+        mixed, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](
+            self, query, key, value, mask, is_causal=False, sliding_window=self.window
+        )
+        return self.o_proj(mixed.flatten(2))
 
     def _split_heads(self, states: torch.Tensor) -> torch.Tensor:
         """`[B, T, H * K]` to `[B, H, T, K]`."""

@@ -64,10 +64,25 @@ def _device(device: torch.device) -> tuple[int, int]:
 
 
 @triton.jit
-def _take_in(q, k, v, is_seen, most, total, mixed, scale, PRECISION: tl.constexpr):
+def _load_tile(rows, column, end, stride, IS_WHOLE: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """The rows `column`, those before `end` where the tile is not whole. A mask costs a quarter of the whole loop."""
+    of_head = tl.arange(0, BD)
+    at = rows + column[:, None] * stride + of_head[None, :]
+    if not IS_WHOLE:
+        tile = tl.load(at, mask=(column < end)[:, None] & (of_head < D)[None, :], other=0.0)
+    elif D < BD:
+        tile = tl.load(at, mask=(of_head < D)[None, :], other=0.0)
+    else:
+        tile = tl.load(at)
+    return tile
+
+
+@triton.jit
+def _take_in(q, k, v, is_seen, most, total, mixed, scale, SEES_ALL: tl.constexpr, PRECISION: tl.constexpr):
     """One tile of keys into the running maximum, sum and weighted values; the softmax is of base 2."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    scores = tl.where(is_seen, scores, float("-inf"))
+    if not SEES_ALL:
+        scores = tl.where(is_seen, scores, float("-inf"))
     now_most = tl.maximum(most, tl.max(scores, axis=1))
     # A row that has seen nothing yet has no maximum to subtract.
     shift = tl.where(now_most == float("-inf"), 0.0, now_most)
@@ -115,16 +130,23 @@ def _attend(
         size = tl.cdiv(tl.cdiv(past - first, shares), KEYS) * KEYS
         first += share * size
         end = tl.minimum(first + size, past)
-        for begin in tl.range(first, end, KEYS):
+        whole = first + tl.maximum(end - first, 0) // KEYS * KEYS
+        for begin in tl.range(first, whole, KEYS):
             column = begin + tl.arange(0, KEYS)
-            is_key = column < end
-            in_tile = is_key[:, None] & has_head[None, :]
-            k = tl.load(key_buffer + column[:, None] * stride_kbc + of_head[None, :], mask=in_tile, other=0.0)
-            v = tl.load(value_buffer + column[:, None] * stride_vbc + of_head[None, :], mask=in_tile, other=0.0)
-            is_seen = is_key[None, :]
+            k = _load_tile(key_buffer, column, end, stride_kbc, True, D, BD)
+            v = _load_tile(value_buffer, column, end, stride_vbc, True, D, BD)
+            is_seen = (column < end)[None, :]
+            if HAS_WINDOW:
+                is_seen = place[:, None] - column[None, :] < window
+            most, total, mixed = _take_in(q, k, v, is_seen, most, total, mixed, scale, not HAS_WINDOW, PRECISION)
+        if whole < end:
+            column = whole + tl.arange(0, KEYS)
+            k = _load_tile(key_buffer, column, end, stride_kbc, False, D, BD)
+            v = _load_tile(value_buffer, column, end, stride_vbc, False, D, BD)
+            is_seen = (column < end)[None, :]
             if HAS_WINDOW:
                 is_seen = is_seen & (place[:, None] - column[None, :] < window)
-            most, total, mixed = _take_in(q, k, v, is_seen, most, total, mixed, scale, PRECISION)
+            most, total, mixed = _take_in(q, k, v, is_seen, most, total, mixed, scale, False, PRECISION)
     else:
         key += batch * stride_kb + head * stride_kh
         value += batch * stride_vb + head * stride_vh
@@ -132,8 +154,8 @@ def _attend(
             column = begin + tl.arange(0, KEYS)
             is_key = column < N
             in_tile = is_key[:, None] & has_head[None, :]
-            k = tl.load(key + column[:, None] * stride_kn + of_head[None, :], mask=in_tile, other=0.0)
-            v = tl.load(value + column[:, None] * stride_vn + of_head[None, :], mask=in_tile, other=0.0)
+            k = _load_tile(key, column, N, stride_kn, False, D, BD)
+            v = _load_tile(value, column, N, stride_vn, False, D, BD)
             if tl.program_id(0) == 0:
                 kept = (past + column)[:, None]
                 tl.store(key_buffer + kept * stride_kbc + of_head[None, :], k, mask=in_tile)
@@ -141,7 +163,7 @@ def _attend(
             is_seen = tl.load(
                 visible + node[:, None] * stride_st + column[None, :], mask=is_row[:, None] & is_key[None, :], other=0
             )
-            most, total, mixed = _take_in(q, k, v, is_seen != 0, most, total, mixed, scale, PRECISION)
+            most, total, mixed = _take_in(q, k, v, is_seen != 0, most, total, mixed, scale, False, PRECISION)
 
     found = (tl.program_id(2) * (shares + 1) + share).to(tl.int64) * (T * GROUPS) + row
     tl.store(most_out + found, most, mask=is_row)

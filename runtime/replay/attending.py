@@ -56,9 +56,10 @@ def attend_by_group(
     """
     groups = query.shape[1] // key.shape[1]
     if attention_mask is None or attention_mask.shape[1] != 1 or dropout or kwargs.get("position_bias") is not None:
-        return sdpa_attention_forward(
+        stock: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+        return stock
     is_half = query.element_size() == 2 and query.shape[-1] == value.shape[-1] <= _FLASH_HEAD_SIZE
     if is_chain and query.is_cuda and is_half:
         mask: Any = causal_lower_right(query.shape[2], key.shape[2])

@@ -25,15 +25,17 @@ def window_attention(
     first_value: torch.Tensor,
     start: torch.Tensor,
     visible: torch.Tensor,
+    offsets: torch.Tensor | None,
     scale: float,
+    sliding_window: int,
 ) -> torch.Tensor:
     """Attention `[B, T, Hq, D]` of a window's queries to the `start` rows before it and what each node sees of it.
 
     `first_key` and `first_value`, `[B, H, 1, D]`, are the first row of the layer's memory; the others follow by its
-    stride. The window's own rows are written behind the `start` first.
+    stride. The window's own rows are written behind the `start` first. `offsets` are the nodes' places after `start`,
+    None where there is no `sliding_window`, which is 0 then.
     """
-    # No row is out of a window's reach here, so the places of its nodes are not asked for.
-    places = start.expand(query.shape[2])
+    places = start.expand(query.shape[2]) if offsets is None else offsets
     rows = min(_num_rows(first_key), _num_rows(first_value))
     if not start.is_cuda:
         # The plain version looks at every row that it is given.
@@ -41,7 +43,7 @@ def window_attention(
     keys, values = (
         first.as_strided((*first.shape[:2], rows, first.shape[3]), first.stride()) for first in (first_key, first_value)
     )
-    return tree_attention(query, key, value, keys, values, start, visible, places, scale, 0)
+    return tree_attention(query, key, value, keys, values, start, visible, places, scale, sliding_window)
 
 
 @window_attention.register_fake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,22 @@ if TYPE_CHECKING:
     from ddaudit.runtime.replay.memory import KeyValues, States
 
 # What an attention interface may be given without its result being another; caps, sinks and biases are not here.
-_HARMLESS = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_hidden_states"}
+_HARMLESS = {
+    "position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_hidden_states",
+    "sliding_window",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What the queries of a layer see of the new keys, and how far back they see the others."""
+
+    visible: torch.Tensor
+    """`[queries, new keys]`."""
+    offsets: torch.Tensor | None = None
+    """`[queries]`, their places after the tokens before the window; None where there is no sliding window."""
+    sliding_window: int = 0
+    """0 for none."""
 
 
 class StaticWindow:
@@ -42,8 +58,6 @@ class StaticWindow:
         sizes = {state.shape[-1] for state in states.convolution.values()} if states else set()
         self.taps = {size: torch.zeros(length, size, dtype=torch.long, device=device) for size in sizes}
         """`[T, kernel]` as `Window.taps`, a convolution size."""
-        self.is_causal = True
-        """What attention modules must say of themselves."""
         self.recurrent: dict[int, StaticDelta] = {}
         """By the layer's number, where `takeover`'s detour of its mixer looks."""
         self.factors: gated_delta.WindowFactors | None = None
@@ -114,28 +128,51 @@ class StaticWindow:
         if self._latest is None or self._latest[0] is not key or self._latest[1] is not value:
             raise NotReplayable(f"{type(module).__name__} attends to something else than what its cache returned")
         self._latest = None
-        harmless = _HARMLESS | ({"sliding_window"} if ignores_window else set())
         given = [name for name, value in kwargs.items() if value is not None and value is not False]
-        unknown = [name for name in given if name not in harmless]
+        unknown = [name for name in given if name not in _HARMLESS]
         if unknown or dropout:
             raise NotReplayable(f"{type(module).__name__} attends with {', '.join(unknown) or 'dropout'}")
         is_causal = kwargs.get("is_causal")
-        if (getattr(module, "is_causal", True) if is_causal is None else is_causal) != self.is_causal:
-            raise NotReplayable(f"{type(module).__name__} is {'not ' * self.is_causal}causal")
-        if not self.is_causal and attention_mask is not None:
-            raise NotReplayable(f"{type(module).__name__} attends under a mask")
+        reach = self._reach(
+            (query.shape[2], key.shape[2]),
+            bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+            attention_mask,
+            kwargs.get("sliding_window") or 0,
+            ignores_window,
+        )
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         keys, values = self._anchors(module.layer_idx)
-        visible = self._visible_to(query.shape[2], key.shape[2])
-        attended = ops.window_attention(query, key, value, keys, values, self.start, visible, scale)
+        attended = ops.window_attention(
+            query, key, value, keys, values, self.start, reach.visible, reach.offsets, scale, reach.sliding_window
+        )
         return attended, None
 
-    def _visible_to(self, num_queries: int, num_keys: int) -> torch.Tensor:
-        return self.visible
+    def _reach(
+        self,
+        shape: tuple[int, int],
+        is_causal: bool,
+        mask: torch.Tensor | None,
+        sliding_window: int,
+        ignores_window: bool,
+    ) -> Reach:
+        """What the queries of one attention layer see.
+
+        Args:
+            shape: queries and new keys.
+            mask: as the layer was given it, over the new keys alone.
+            ignores_window: the attention function knows of a sliding window from its mask alone, as `sdpa` does.
+
+        Raises:
+            NotReplayable: where that is something else than the nodes of this window see.
+        """
+        if not is_causal:
+            raise NotReplayable("an attention layer is not causal")
+        if sliding_window and not ignores_window:
+            raise NotReplayable("an attention layer has a sliding window")
+        return Reach(self.visible)
 
     def attending(self, implementation: str) -> AbstractContextManager[None]:
         """While it lasts, Transformers' attention of that name is the kernel over this window."""
-        # Stock `sdpa` knows windows from its mask alone, and a replayed forward is given none.
         return attending(implementation, partial(self.attend, implementation == "sdpa"))
 
     def _anchors(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:

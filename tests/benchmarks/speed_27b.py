@@ -27,6 +27,7 @@ from ddaudit.auditor.reports.run_report import format_run
 from ddaudit.runtime import crop_cache, keep_in_cache, make_cache
 from ddaudit.runtime.caches.mode import eager_only, replay_log
 from ddaudit.runtime.caches.takeover import cache_argument
+from ddaudit.runtime.checks.decoding import clock
 from ddaudit.runtime.models.loading import Target, choose_device, load_target
 from ddaudit.runtime.running.metering import metered, peak_memory_bytes, reset_peak_memory
 from ddaudit.runtime.running.profiling import kv_bytes, measure_floor, num_bytes, state_bytes
@@ -71,6 +72,7 @@ class Bench:
             "fork": options.fork.resolve().name,
         }
         self.floor: Floor | None = None
+        self._prefill_s = 0.0
 
     def write(self) -> None:
         # Beside it first: a run that is cut off while it writes keeps the file from before.
@@ -98,8 +100,9 @@ class Bench:
     def _forwards_at(self, context: int, rounds: int) -> dict[str, Any]:
         shapes = {"one token": [-1], "chain of 16": chain(16), "chain of 64": chain(64), "tree of 64": tree(64)}
         rows: dict[str, Any] = {}
-        cache = self._filled(context)
         reset_peak_memory(self.model.device)
+        cache = self._filled(context)
+        rows["prefill_s"] = self._prefill_s
         for name, parents in shapes.items():
             for _ in range(WARM_UP):
                 self._round(cache, parents, cache.get_seq_length())
@@ -132,8 +135,10 @@ class Bench:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self._vocabulary, (1, context), generator=generator).to(self.model.device)
         cache = make_cache(self.model)
+        begin = clock(self.model.device)
         with torch.inference_mode():
             self._call(ids, cache, torch.arange(context, device=ids.device)[None], logits_to_keep=1)
+        self._prefill_s = clock(self.model.device) - begin
         return cache
 
     def _round(self, cache: Any, parents: list[int], start: int) -> None:
