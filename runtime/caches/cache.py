@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +139,7 @@ class VerifiableCache(DynamicCache):
     def _may_number(self, module: nn.Module) -> bool:
         # Stock code numbers a tree's nodes one after the other, and Bamba's (5.24) counts a continuation from zero.
         # Image tokens are numbered by their own rules, which stay the model's.
-        return not self._holds_images and "position_ids" in inspect.signature(module.forward).parameters
+        return not self._holds_images and "position_ids" in takeover.forward_parameters(module)
 
     def forward_done(self, module: nn.Module) -> None:
         if self._forward_of == id(module):
@@ -180,7 +179,7 @@ class VerifiableCache(DynamicCache):
                 'attn_implementation="sdpa"'
             )
         attends = any(isinstance(layer, DynamicLayer) for layer in self.layers)
-        takes_positions = "position_ids" in inspect.signature(module.forward).parameters
+        takes_positions = "position_ids" in takeover.forward_parameters(module)
         if attends and (not takes_positions or getattr(config, "alibi", False)):
             raise ValueError(
                 f"{type(module).__name__} takes no positions for its tokens but counts their places in the cache, "
