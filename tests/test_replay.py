@@ -163,6 +163,11 @@ def test_going_further_back_and_starting_again(model):
         cache.reset()
         feed(model, cache, text(7, 5))
     assert_same(feed(model, replayed, text(2, 6)), feed(model, eager, text(2, 6)))
+    # A window that was still open.
+    replayed.reset()
+    for other in pair(model):
+        feed(model, other, text(9, 7))
+        feed(model, other, text(2, 8))
 
 
 def test_a_mask_that_is_no_tree_is_refused_and_the_cache_is_as_before():

@@ -129,6 +129,11 @@ class ReplayedCache(VerifiableCache):
                 recurrent.adopt(window, inputs, factors)
         self._graphs.release(self)
 
+    def reset(self) -> None:
+        super().reset()
+        # What the graphs still hold is nobody's.
+        self._is_replayed = False
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplayedCache:
         self.leave()
         # The graphs are the model's.
