@@ -58,6 +58,8 @@ class KeyValues:
             shape = (len(layers), 2, capacity, first.shape[1], first.shape[3])
             # Zeros, since memory nothing wrote may hold NaN, which no mask hides.
             self.memory = torch.zeros(shape, dtype=first.dtype, device=first.device)
+        if self._holds(layers, length):
+            return
         held = self._all_held(length)
         for index, layer in layers.items():
             keys, values = held[index]
@@ -109,6 +111,15 @@ class KeyValues:
         assert self.memory is not None
         kept = self.memory.index_select(2, start + path)
         self.memory.index_copy_(2, start + torch.arange(len(path), device=path.device), kept)
+
+    def _holds(self, layers: Mapping[int, DynamicLayer], length: int) -> bool:
+        """Whether the layers hold `length` tokens here already, as they do from round to round."""
+        assert self.memory is not None
+        first, step = self.memory.data_ptr(), self.memory.stride(0) * self.memory.element_size()
+        return all(
+            layer.keys.shape[-2] == length and layer.keys.data_ptr() == first + self._places[index] * step
+            for index, layer in layers.items()
+        )
 
     def _all_held(self, length: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """`held` of each layer: a round asks several times, and views made one by one take a millisecond."""

@@ -10,7 +10,6 @@ import torch
 
 from ddaudit.runtime.caches import gated_delta
 from ddaudit.runtime.caches.delta_window import GatedDeltaWindow
-from ddaudit.runtime.caches.window import ROOT, parents_in
 from ddaudit.runtime.replay import ops
 from ddaudit.runtime.replay.attending import attending
 from ddaudit.runtime.replay.errors import NotReplayable
@@ -58,6 +57,10 @@ class StaticWindow:
         sizes = {state.shape[-1] for state in states.convolution.values()} if states else set()
         self.taps = {size: torch.zeros(length, size, dtype=torch.long, device=device) for size in sizes}
         """`[T, kernel]` as `Window.taps`, a convolution size."""
+        self._numbers = torch.arange(1, length + 1, device=device).expand(length, length).tril(-1)
+        """`[T, T]`: of the nodes before each, counted from one."""
+        self._inputs_before = {size: torch.arange(-1, size - 1, device=device) for size in sizes}
+        self._own_inputs = {size: torch.arange(size, size + length, device=device) for size in sizes}
         self.recurrent: dict[int, StaticDelta] = {}
         """By the layer's number, where `takeover`'s detour of its mixer looks."""
         self.factors: gated_delta.WindowFactors | None = None
@@ -70,14 +73,16 @@ class StaticWindow:
         self._made_anchors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def prepare(self) -> None:
-        """What follows from `visible`: where each node's convolution reads."""
-        parents = parents_in(self.visible)
+        """What follows from `visible`: where each node's convolution reads. In few steps, each a kernel of a round."""
+        # The latest node that each sees before itself, counted from one: 0 is the last committed token.
+        parents = (self.visible * self._numbers).amax(dim=-1)
         for size, taps in self.taps.items():
-            at = torch.arange(self.length, device=parents.device)
-            for column in reversed(range(size)):
-                taps[:, column] = at + size
-                at = torch.where(at >= 0, parents[at.clamp(min=0)], at - 1)
-        assert ROOT == -1
+            # Of the committed inputs and the nodes' own behind them, the one before each on its path.
+            before = torch.cat([self._inputs_before[size], parents + (size - 1)])
+            reads = [self._own_inputs[size]]
+            for _ in range(size - 1):
+                reads.insert(0, before[reads[0]])
+            torch.stack(reads, dim=1, out=taps)
 
     def tensors_of(self, layer_idx: int) -> dict[str, torch.Tensor]:
         """The fixed tensors that this layer's forward reads or writes, by names that are the same for its like."""
