@@ -220,6 +220,9 @@ def test_a_companion_does_the_work_and_the_script_gives_the_answer():
             assert torch.equal(hidden, alone._at(torch.arange(4, 12) + 11 * (context == 3))[None])
         assert cache.get_seq_length() == 23
     assert [list(kwargs) for _, kwargs in both.companion.given] == [list(given)] * 2
+    at = torch.arange(9, 20)
+    assert torch.equal(both(**given, position_ids=at[None]), alone._at(at[-8:])[None])
+    assert "position_ids" in both.companion.given[-1][1]
 
 
 def test_a_companion_is_named_in_the_specification():
