@@ -22,7 +22,7 @@ from ddaudit.runtime.caches.takeover import cache_argument
 from ddaudit.runtime.caches.window import ROOT, Window
 from ddaudit.runtime.models.architecture import layer_output
 from ddaudit.runtime.replay import memory, passes, prefill, target
-from ddaudit.runtime.replay.attending import attend_by_group, attending
+from ddaudit.runtime.replay.attending import GroupedAttention, attending, is_causal_mask
 from ddaudit.runtime.replay.cache import ReplayedCache
 from ddaudit.runtime.replay.drafter import replay_drafter
 from ddaudit.runtime.replay.target import LARGEST_WINDOW, graphs_of, padded
@@ -303,9 +303,35 @@ def test_attention_by_group_is_stock_attention(kind):
     module.num_key_value_groups = 3
     for given in ({}, {"scaling": 0.3}):
         stock, _ = sdpa_attention_forward(module, query, key, value, mask, **given)
-        for is_chain in (True, False):
-            ours, _ = attend_by_group(is_chain, module, query, key, value, mask, **given)
-            torch.testing.assert_close(ours, stock)
+        ours, _ = GroupedAttention()(module, query, key, value, mask, **given)
+        torch.testing.assert_close(ours, stock)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("past", [0, 300])
+def test_a_causal_mask_is_flash_attentions_on_a_gpu(past):
+    torch.manual_seed(0)
+    given = {"device": "cuda", "dtype": torch.bfloat16}
+    query, key, value = (
+        torch.randn(1, heads, past * kept + 70, 64, **given) for heads, kept in ((6, 0), (2, 1), (2, 1))
+    )
+    mask = torch.ones(1, 1, 70, past + 70, dtype=torch.bool, device="cuda").tril(past)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    expected, _ = sdpa_attention_forward(module, query.float(), key.float(), value.float(), mask)
+    ours, _ = GroupedAttention()(module, query, key, value, mask)
+    assert (ours - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_a_mask_that_says_more_than_causal_is_known():
+    visible = torch.ones(1, 1, 5, 9, dtype=torch.bool).tril(4)
+    additive = torch.zeros(1, 1, 5, 9).masked_fill(~visible, torch.finfo(torch.float32).min)
+    assert is_causal_mask(visible) and is_causal_mask(additive)
+    for mask, place, value in ((visible, 3, False), (visible, 8, True), (additive, 3, -0.5), (additive, 8, 0.0)):
+        other = mask.clone()
+        other[0, 0, 2, place] = value
+        assert not is_causal_mask(other)
 
 
 def test_a_graph_that_is_refused_leaves_the_eager_forwards_keys():

@@ -87,7 +87,7 @@ class ReplayedCache(VerifiableCache):
         if output is None:
             return self._eagerly(kwargs, stock)
         if not self._graphs.is_proven(length):
-            with self._graphs.in_place(self, is_chain=self._visible is None):
+            with self._graphs.in_place(self):
                 expected = self._eagerly(kwargs, stock)
             if not self._graphs.prove(length, output.logits, expected.logits):
                 return expected

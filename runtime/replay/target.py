@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from ddaudit.runtime.caches.takeover import cache_argument, install
 from ddaudit.runtime.kernels.delta_rule import commit_delta_rule
 from ddaudit.runtime.models.architecture import decoder_layers, marked, residual_of, text_config
-from ddaudit.runtime.replay.attending import attend_by_group, attending
+from ddaudit.runtime.replay.attending import GroupedAttention, attending
 from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
 from ddaudit.runtime.replay.memory import KeyValues, States, unseat
@@ -169,19 +169,15 @@ class TargetGraphs:
         return stage.forward
 
     @contextmanager
-    def in_place(self, cache: ReplayedCache, is_chain: bool) -> Iterator[None]:
-        """While it lasts, an eager forward of a seated cache appends to its memory and attends to it, without copies.
-
-        Args:
-            is_chain: the forward's tokens follow each other, and its mask says no more.
-        """
+    def in_place(self, cache: ReplayedCache) -> Iterator[None]:
+        """While it lasts, an eager forward of a seated cache appends to its memory, and attends to that as it is."""
         attention = _attention(cache)
         if not attention:
             yield
             return
         assert self._key_values is not None
         length = next(iter(attention.values())).get_seq_length()
-        with self._key_values.appending(attention, length), attending("sdpa", partial(attend_by_group, is_chain)):
+        with self._key_values.appending(attention, length), attending("sdpa", GroupedAttention()):
             yield
 
     def prefill(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> Any:
@@ -199,7 +195,7 @@ class TargetGraphs:
             except (NotReplayable, torch.OutOfMemoryError):
                 # The first window will say so.
                 return nullcontext()
-            return self.in_place(cache, is_chain=True)
+            return self.in_place(cache)
 
         return in_pieces(self._stock, {**kwargs, "attention_mask": None}, beginning)
 
