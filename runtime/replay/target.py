@@ -15,8 +15,9 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from ddaudit.runtime.caches.takeover import cache_argument, install
 from ddaudit.runtime.kernels.delta_rule import commit_delta_rule
-from ddaudit.runtime.models.architecture import decoder_layers, marked, residual_of, text_config
+from ddaudit.runtime.models.architecture import decoder_layers, text_config
 from ddaudit.runtime.replay.attending import GroupedAttention, attending
+from ddaudit.runtime.replay.calls import Replayed, answer, is_plain
 from ddaudit.runtime.replay.errors import NotReplayable, Refusals, relative_difference
 from ddaudit.runtime.replay.graph import Graph
 from ddaudit.runtime.replay.memory import KeyValues, States, unseat
@@ -40,7 +41,6 @@ SIZES = (1, 8, 16, 17, 24, 32, 33, 48, 64, 65, 96, 129)
 each power of two one more, for a tree of so many drafts and its root, which the kernel takes by itself."""
 LARGEST_WINDOW = SIZES[-1]
 """Nodes; larger windows run eagerly."""
-_SETTINGS = {"use_cache", "output_hidden_states", "logits_to_keep", "return_dict", "output_attentions"}
 
 
 def padded(length: int) -> int:
@@ -68,16 +68,6 @@ class _Stage:
     """Whether its output was held against the eager forward's."""
 
 
-@dataclass(frozen=True)
-class _Replayed:
-    """What a forward's graph gives."""
-
-    logits: torch.Tensor
-    hidden_states: tuple[torch.Tensor, ...]
-    together: torch.Tensor | None
-    """The hidden states, `[L + 1, 1, T, D]`, where they are alike: one copy brings all to the caller."""
-
-
 class TargetGraphs:
     """Installed on a target once. Serves one cache at a time: the one whose layers are seated in its memory."""
 
@@ -98,7 +88,7 @@ class TargetGraphs:
     def takes(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> bool:
         """Whether a forward with these arguments is one over a short window, as graphs are captured for."""
         mask = kwargs.get("attention_mask")
-        if not self._is_plain(kwargs) or (mask is not None and mask.dim() != 4):
+        if not is_plain(self.model, kwargs) or (mask is not None and mask.dim() != 4):
             return False
         length = kwargs["input_ids"].shape[1]
         # The first forward is a prompt's, of any length.
@@ -106,28 +96,12 @@ class TargetGraphs:
 
     def takes_in_pieces(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> bool:
         """Whether a forward with these arguments is a long one that may be fed piece by piece."""
-        if not self._is_plain(kwargs) or _without_kernel(cache, self._mixers):
+        if not is_plain(self.model, kwargs) or _without_kernel(cache, self._mixers):
             return False
         if kwargs["input_ids"].shape[1] <= (LARGEST_WINDOW if cache.get_seq_length() else PIECE):
             return False
         mask = kwargs.get("attention_mask")
         return mask is None or (mask.dim() == 2 and bool(mask.all()))
-
-    def _is_plain(self, kwargs: dict[str, Any]) -> bool:
-        """Whether one text is fed as ids, and nothing is asked for but logits and hidden states."""
-        ids, positions = kwargs.get("input_ids"), kwargs.get("position_ids")
-        if not isinstance(ids, torch.Tensor) or ids.shape[0] != 1 or (torch.is_grad_enabled() and _trains(self.model)):
-            return False
-        known = {"input_ids", "position_ids", "attention_mask", cache_argument(self.model)} | _SETTINGS
-        if any(value is not None for name, value in kwargs.items() if name not in known):
-            return False
-        if kwargs.get("output_attentions") or kwargs.get("return_dict") is False or kwargs.get("use_cache") is False:
-            return False
-        if not isinstance(kwargs.get("logits_to_keep", 0), int):
-            return False
-        if any(getattr(self.model.config, name, None) for name in ("output_attentions", "output_router_logits")):
-            return False
-        return positions is None or (positions.dim() == 2 and positions.shape[0] == 1)
 
     @property
     def model(self) -> nn.Module:
@@ -155,7 +129,7 @@ class TargetGraphs:
         except torch.OutOfMemoryError:
             self._refuse(padded(length), "there is no memory left to capture it")
             return None
-        return self._output(cache, kwargs, replayed, length)
+        return answer(self.model, cache, kwargs, replayed, length)
 
     def _ready(self, cache: ReplayedCache, kwargs: dict[str, Any], visible: torch.Tensor | None) -> Graph:
         ids = kwargs["input_ids"]
@@ -316,7 +290,7 @@ class TargetGraphs:
         captured = [graph for stage in self._stages.values() for graph in (stage.forward, stage.commit) if graph]
         return Graph(function, self.model.device, next(iter(captured), None))
 
-    def _run(self, stage: _Stage) -> _Replayed:
+    def _run(self, stage: _Stage) -> Replayed:
         model = self.model
         stage.window.prepare()
         implementation = str(getattr(text_config(model), "_attn_implementation", "eager"))
@@ -334,7 +308,7 @@ class TargetGraphs:
         stage.window.finish()
         states = output.hidden_states
         is_alike = len({(state.shape, state.dtype) for state in states}) == 1
-        return _Replayed(output.logits, states, torch.stack(states) if is_alike else None)
+        return Replayed(output.logits, states, torch.stack(states) if is_alike else None)
 
     def _commit(self, stage: _Stage) -> None:
         window, path, num = stage.window, stage.path[:-1], stage.path[-1:]
@@ -348,41 +322,6 @@ class TargetGraphs:
         if self._key_values.memory is not None:
             self._key_values.keep(window.start, path)
 
-    # -- the output ---------------------------------------------------------------------------------------------------
-
-    def _output(
-        self,
-        cache: ReplayedCache,
-        kwargs: dict[str, Any],
-        replayed: _Replayed,
-        length: int,
-    ) -> Any:
-        """The graph's tensors are overwritten by the next replay: the caller gets copies."""
-        from transformers.modeling_outputs import CausalLMOutputWithPast
-
-        kept = kwargs.get("logits_to_keep", 0)
-        logits = replayed.logits[:, :length][:, -kept:].clone()
-        wanted = kwargs.get("output_hidden_states")
-        if wanted is None:
-            wanted = getattr(self.model.config, "output_hidden_states", False)
-        states: tuple[torch.Tensor | None, ...] | None = None
-        if wanted:
-            # A list of indices (Transformers 5.24): the others are None.
-            num_states = len(replayed.hidden_states)
-            chosen = set(range(num_states)) if wanted is True else {index % num_states for index in wanted}
-            if len(chosen) == num_states and replayed.together is not None:
-                copies = replayed.together[:, :, :length].clone().unbind()
-            else:
-                copies = tuple(
-                    state[:, :length].clone() if index in chosen else None
-                    for index, state in enumerate(replayed.hidden_states)
-                )
-            states = tuple(
-                None if copied is None else _marked_like(state, copied, length)
-                for state, copied in zip(replayed.hidden_states, copies, strict=True)
-            )
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=states)
-
     def _refuse(self, length: int, reason: str) -> None:
         self._stages.pop(length, None)
         self._refused.add(length, reason, f"windows of {length} tokens run eagerly on {type(self.model).__name__}")
@@ -395,11 +334,6 @@ def _commit_inputs(states: torch.Tensor, inputs: torch.Tensor, path: torch.Tenso
     at = torch.arange(size, device=path.device) + num
     from_path = inputs.index_select(2, path[(at - size).clamp(0, len(path) - 1)]).transpose(2, 3)
     states.copy_(torch.where(at < size, states.index_select(-1, at.clamp(max=size - 1)), from_path))
-
-
-def _marked_like(state: torch.Tensor, copy: torch.Tensor, length: int) -> torch.Tensor:
-    residual = residual_of(state)
-    return marked(copy, state, None if residual is None else residual[:, :length].clone())
 
 
 @functools.lru_cache(maxsize=32)
@@ -424,10 +358,6 @@ def _attention(cache: ReplayedCache) -> dict[int, DynamicLayer]:
 
 def _recurrent(cache: ReplayedCache) -> dict[int, LinearAttentionLayer]:
     return {index: layer for index, layer in enumerate(cache.layers) if type(layer) is LinearAttentionLayer}
-
-
-def _trains(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 _installed: weakref.WeakKeyDictionary[nn.Module, TargetGraphs] = weakref.WeakKeyDictionary()
