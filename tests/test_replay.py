@@ -282,6 +282,31 @@ def test_no_program_keeps_the_memory_of_before(monkeypatch):
     assert [each() for each in before] == [None] * 3
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_keys_wait_on_the_host_where_both_memories_do_not_fit(monkeypatch, fits):
+    monkeypatch.setattr(memory, "ROOM", 256)
+    model = EXACT["qwen3_5"]()
+    eager, replayed = pair(model)
+    for cache in (eager, replayed):
+        feed(model, cache, text(20, 1))
+    assert_same(feed(model, replayed, text(5, 2)), feed(model, eager, text(5, 2)))
+    failures, zeros = [], torch.zeros
+
+    def short(shape, *args, **kwargs):
+        if isinstance(shape, tuple) and len(shape) == 5 and len(failures) < 2 - fits:
+            failures.append(shape)
+            raise torch.OutOfMemoryError("no memory left")
+        return zeros(shape, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", short)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if fits else "ignore", RuntimeWarning)
+        for step in range(4):
+            ids = text(60, step)
+            assert_same(feed(model, replayed, ids), feed(model, eager, ids))
+    assert len(failures) == 2 - fits
+
+
 def test_windows_of_all_sizes_share_what_a_commit_needs():
     model = EXACT["qwen3_5"]()
     _, replayed = pair(model)

@@ -57,7 +57,13 @@ class KeyValues:
                 self.memory = None
             shape = (len(layers), 2, capacity, first.shape[1], first.shape[3])
             # Zeros, since memory nothing wrote may hold NaN, which no mask hides.
-            self.memory = torch.zeros(shape, dtype=first.dtype, device=first.device)
+            make = partial(torch.zeros, shape, dtype=first.dtype, device=first.device)
+            try:
+                self.memory = make()
+            except torch.OutOfMemoryError:
+                del first
+                with _waiting_on_host(layers, length):
+                    self.memory = make()
         if self._holds(layers, length):
             return
         held = self._all_held(length)
@@ -126,6 +132,21 @@ class KeyValues:
         assert self.memory is not None
         parts = self.memory.flatten(0, 1)[:, None, :length].transpose(2, 3).unbind()
         return {index: (parts[2 * place], parts[2 * place + 1]) for index, place in self._places.items()}
+
+
+@contextmanager
+def _waiting_on_host(layers: Mapping[int, DynamicLayer], length: int) -> Iterator[None]:
+    """While it lasts, the first `length` tokens of `layers` are on the host, and back only where it fails: what is
+    seated is copied from there. A second and several gigabytes less, at a length where both memories do not fit."""
+    device = next(iter(layers.values())).keys.device
+    for layer in layers.values():
+        layer.keys, layer.values = (states[..., :length, :].cpu() for states in (layer.keys, layer.values))
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        for layer in layers.values():
+            layer.keys, layer.values = layer.keys.to(device), layer.values.to(device)
+        raise
 
 
 class States:
