@@ -198,6 +198,23 @@ def test_a_model_that_attends_in_its_own_way_runs_eagerly():
     assert_same(feed(model, replayed, text(3, 3)), feed(model, eager, text(3, 3)))
 
 
+def test_a_model_without_a_head_and_a_decoder_alone_run_eagerly(monkeypatch):
+    monkeypatch.setattr(prefill, "PIECE", 150)
+    monkeypatch.setattr(target, "PIECE", 150)
+    model = EXACT["qwen3_5"]()
+    whole = pair(model)
+    alone = pair(model.model)
+    for caches, told in ((whole, "forwards of Qwen3_5TextModel alone run eagerly"), (alone, "it has no head")):
+        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RuntimeWarning)
+            for length in (400, 1, 4, 4):
+                given = {"input_ids": text(length, length), "use_cache": True}
+                eager, replayed = (model.model(**given, **{cache_argument(model.model): each}) for each in caches)
+                torch.testing.assert_close(replayed.last_hidden_state, eager.last_hidden_state)
+        messages = [str(each.message) for each in caught if each.category is RuntimeWarning]
+        assert len(messages) == 1 and told in messages[0]
+
+
 def test_the_forward_that_proves_a_graph_copies_no_keys(monkeypatch):
     model = EXACT["qwen3_5"]()
     eager, replayed = pair(model)

@@ -41,6 +41,7 @@ class Mixer:
 
 
 _installed: weakref.WeakKeyDictionary[nn.Module, dict[int, Mixer]] = weakref.WeakKeyDictionary()
+_prepared: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _parameters: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
@@ -70,12 +71,16 @@ def install(model: nn.Module) -> dict[int, Mixer]:
                 f"{type(model).__name__} has several recurrent mixers in a layer: {', '.join(names)}"
             )
         serve_cpu(model)
-        for module in {model, stack}:
+        # Once, also where a model and its decoder are both prepared.
+        new = {model, stack, *found} - set(_prepared)
+        if stack in new:
+            keep_layer_outputs(model)
+        for module in new & {model, stack}:
             module.register_forward_pre_hook(_before_forward, with_kwargs=True)
             module.register_forward_hook(_after_forward, with_kwargs=True)
-        keep_layer_outputs(model)
-        for module in found:
+        for module in new & {*found}:
             module.forward = _detour(module)
+        _prepared.update(new)
         _installed[model] = mixers
     return _installed[model]
 

@@ -57,6 +57,8 @@ class ReplayedCache(VerifiableCache):
         self._is_asked = is_whole and self._graphs.takes(self, kwargs)
         self._is_prefill = is_whole and not self._is_asked and self._graphs.takes_in_pieces(self, kwargs)
         if not self._is_asked:
+            if not is_whole and self.get_seq_length():
+                self._graphs.refuse_part(module)
             super()._start_window(module, kwargs)
             return
         ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")

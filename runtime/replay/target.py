@@ -26,13 +26,12 @@ from ddaudit.runtime.replay.regions import Regions, inductor
 from ddaudit.runtime.replay.static_window import StaticDelta, StaticWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
 
     from ddaudit.runtime.caches.gated_delta import WindowFactors
-    from ddaudit.runtime.caches.takeover import Mixer
     from ddaudit.runtime.replay.cache import ReplayedCache
     from ddaudit.runtime.replay.regions import Compiler
 
@@ -81,7 +80,7 @@ class TargetGraphs:
         self._states: States | None = None
         self._start: torch.Tensor | None = None
         self._stages: dict[int, _Stage] = {}
-        self._refused: Refusals[int] = Refusals()
+        self._refused: Refusals[int | str] = Refusals()
 
     # -- what a forward is ----------------------------------------------------------------------------------------
 
@@ -96,12 +95,29 @@ class TargetGraphs:
 
     def takes_in_pieces(self, cache: ReplayedCache, kwargs: dict[str, Any]) -> bool:
         """Whether a forward with these arguments is a long one that may be fed piece by piece."""
-        if not is_plain(self.model, kwargs) or _without_kernel(cache, self._mixers):
+        if not is_plain(self.model, kwargs) or self._unserved(cache):
             return False
         if kwargs["input_ids"].shape[1] <= (LARGEST_WINDOW if cache.get_seq_length() else PIECE):
             return False
         mask = kwargs.get("attention_mask")
         return mask is None or (mask.dim() == 2 and bool(mask.all()))
+
+    def refuse_part(self, module: nn.Module) -> None:
+        """Say once that a forward of `module`, which is not the whole model, is not replayed."""
+        self._refused.add(
+            "part", "only the whole model's are replayed", f"forwards of {type(module).__name__} alone run eagerly"
+        )
+
+    def _unserved(self, cache: ReplayedCache) -> str:
+        """Why this model's forwards with `cache` cannot be over fixed memory; empty where they can."""
+        if getattr(self.model, "get_output_embeddings", lambda: None)() is None:
+            return "it has no head, and gives no logits to hold a graph against"
+        for index, layer in enumerate(cache.layers):
+            kind, mixer = type(layer), self._mixers.get(index)
+            if kind is DynamicLayer or (kind is LinearAttentionLayer and mixer and mixer.over_tree):
+                continue
+            return f"layer {index} ({mixer.kind if mixer else kind.__name__}) has no kernel for fixed memory"
+        return ""
 
     @property
     def model(self) -> nn.Module:
@@ -235,7 +251,7 @@ class TargetGraphs:
         if other is not None and other is not cache:
             other.leave()
         if self._key_values is None:
-            if reason := _without_kernel(cache, self._mixers):
+            if reason := self._unserved(cache):
                 raise NotReplayable(reason)
             self._key_values = KeyValues(attention)
             self._states = States(recurrent) if recurrent else None
@@ -340,16 +356,6 @@ def _commit_inputs(states: torch.Tensor, inputs: torch.Tensor, path: torch.Tenso
 def _chain(length: int, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         return torch.ones(length, length, dtype=torch.bool, device=device).tril()
-
-
-def _without_kernel(cache: ReplayedCache, mixers: Mapping[int, Mixer]) -> str:
-    """Which layer of the cache cannot be in fixed memory; empty where all can."""
-    for index, layer in enumerate(cache.layers):
-        kind, mixer = type(layer), mixers.get(index)
-        if kind is DynamicLayer or (kind is LinearAttentionLayer and mixer and mixer.over_tree):
-            continue
-        return f"layer {index} ({mixer.kind if mixer else kind.__name__}) has no kernel for fixed memory"
-    return ""
 
 
 def _attention(cache: ReplayedCache) -> dict[int, DynamicLayer]:
