@@ -168,8 +168,8 @@ class WindowReading:
     tree: torch.Tensor
     """`[length, length]` boolean, on the mask's device: what each node sees of the window."""
     _read: torch.Tensor
-    """`[length, length + 2]` boolean, on the host: the tree, whether all rows of the mask are alike, and whether the
-    node sees all that is committed."""
+    """`[length, length + 1 or more]` boolean, on the host: the tree, whether the node sees all that is committed, and
+    of a mask of several rows or heads whether they are alike."""
     _arrived: torch.cuda.Event | None
 
     @classmethod
@@ -186,8 +186,10 @@ class WindowReading:
             )
         visible = visible_in(mask).flatten(0, 1)
         first = visible[0]
-        is_alike = (visible == first).all(dim=0).all(dim=-1, keepdim=True)
-        read = torch.cat([first[:, start:], is_alike, first[:, :start].all(dim=-1, keepdim=True)], dim=-1)
+        found = [first[:, start:], first[:, :start].all(dim=-1, keepdim=True)]
+        if len(visible) > 1:
+            found.append((visible == first).all(dim=0).all(dim=-1, keepdim=True))
+        read = torch.cat(found, dim=-1)
         if not read.is_cuda:
             return cls(start, length, first[:, start:], read.cpu(), None)
         on_host = torch.empty(read.shape, dtype=read.dtype, pin_memory=True)
@@ -204,7 +206,8 @@ class WindowReading:
         """
         if self._arrived is not None:
             self._arrived.synchronize()
-        tree, is_alike, sees_past = self._read[:, :-2], self._read[:, -2], self._read[:, -1]
+        length = self.length
+        tree, sees_past, is_alike = self._read[:, :length], self._read[:, length], self._read[:, length + 1 :]
         if not bool(is_alike.all()):
             raise ValueError("the 4-D attention mask differs between rows of the batch or heads: one tree is needed")
         if not bool(sees_past.all()):
@@ -212,7 +215,7 @@ class WindowReading:
                 "the 4-D attention mask hides committed tokens, which a recurrent layer cannot: "
                 "its state already holds them"
             )
-        length, parents = self.length, parents_in(tree)
+        parents = parents_in(tree)
         with_root = torch.cat([torch.zeros(1, length, dtype=torch.bool), tree])
         if not torch.equal(tree, with_root[parents + 1] | torch.eye(length, dtype=torch.bool)):
             raise ValueError(
